@@ -201,12 +201,20 @@ def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: st
 
 
 def draw_panels(
-    panels: Sequence[Mapping[str, Curve]], metrics: Sequence[str], clock: str, theme: Theme, *, width: int
+    panels: Sequence[Mapping[str, Curve]],
+    metrics: Sequence[str],
+    clock: str,
+    theme: Theme,
+    *,
+    width: int,
+    legend: bool = False,  # whether a single panel gets room for the names of many curves
 ) -> Figure:
     """Draw a panel of learning curves for each metric, `width` in a row; arguments as `draw_curves` takes them."""
     columns = min(width, len(panels))
     rows = -(-len(panels) // columns)
-    size = (8.4, 4.6 + 0.13 * min(len(panels[0]), MAX_NAMED)) if columns == 1 else (4.2 * columns, 3.2 * rows)
+    size = (7.2, 3.9) if columns == 1 else (4.2 * columns, 3.2 * rows)
+    if legend:
+        size = 8.4, 4.6 + 0.13 * min(len(panels[0]), MAX_NAMED)
     with _style(theme):
         figure = new_figure(*size)
         grid = figure.subplots(rows, columns, squeeze=False)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
+_CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
@@ -190,7 +191,7 @@ class Comparison:
         caption = f"Against the {self.clock}, aligned by interpolation; a run that stops keeps its last value.{over}"
 
         def draw(metric: str, theme: Theme) -> Figure:
-            return drawing.draw_panels([self.curves(metric)], [metric], self.clock, theme, width=1)
+            return drawing.draw_panels([self.curves(metric)], [metric], self.clock, theme, width=1, legend=True)
 
         return [Drawing(f"curve-{plain_name(each)}", each, caption, partial(draw, each)) for each in self.metrics]
 
@@ -224,7 +225,7 @@ class Comparison:
         """
         tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
-            pandas.DataFrame({"metric": metric, "group": label, **curve._asdict()})
+            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]

@@ -186,8 +186,7 @@ def progress(points: pandas.DataFrame, groups: Sequence[Group], theme: Theme, *,
         panel.grid(True, alpha=0.6)
         drawing.short_ticks(panel)
     panels[0].set_ylabel("mean return")
-    words = "transitions of training" if clock == ENV_STEPS else "updates of training"
-    figure.supxlabel(words, fontsize=10, color=theme.text)
+    figure.supxlabel("transitions of training" if clock == ENV_STEPS else "updates of training", fontsize=10)
     draw_legend(figure, panels[0], len(groups))
     return figure
 
