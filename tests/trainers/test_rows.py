@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -282,3 +283,17 @@ def test_a_notebooks_bar_follows_what_is_known_of_the_end(notebook, monkeypatch)
     assert bar.container.children[1].max == 1
     reporter.update(ROW, 40)
     assert (bar.total, bar.container.children[1].max, bar.steps) == (40, 40, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes begin in another way")
+def test_a_bar_starts_no_process():
+    """Which would find its modules in the working directory."""
+    code = (
+        "import multiprocessing, multiprocessing.resource_tracker as tracker\n"
+        "multiprocessing.set_start_method('forkserver')\n"  # what Python 3.14 does
+        "from rl8x.trainers.rows import ProgressReporter\n"
+        "ProgressReporter('bar', 3).close()\n"
+        "print(tracker._resource_tracker._pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    assert done.stdout == "None\n"

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import joblib
-from tqdm import tqdm
 
 from rl8x.distributed import ranks
 from rl8x.output import Unfailing, described, say, short
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.shipping import keep_shipper
-from rl8x.trainers.rows import PROGRESS_CHOICES, counter_name
+from rl8x.trainers.rows import PROGRESS_CHOICES, Bar, counter_name
 
 Job = Mapping[str, Any]
 Work = Callable[[Job], dict[str, Any]]
@@ -201,7 +200,7 @@ class StudyProgress:
         self._stream = Unfailing(sys.stderr)
         self._quiet, self._folder = mode == "none", folder
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
-        self._bar: Any = tqdm(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
+        self._bar: Any = Bar(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
         self._round_began, self._round = 0.0, list[Training]()
         self._begun: dict[str, float] = {}  # when, by the trainings' keys
         self._guard, self._end = threading.Lock(), threading.Event()
@@ -257,7 +256,7 @@ class StudyProgress:
     def say(self, message: str) -> None:
         """Print a line without tearing the bar."""
         if not self._quiet:
-            tqdm.write(f"rl8x: {message}", file=self._stream)
+            self._bar.write(f"rl8x: {message}", file=self._stream)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

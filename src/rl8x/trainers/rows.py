@@ -261,10 +261,17 @@ class ProgressReporter:
             self._bar.close()
 
 
+class Bar(tqdm):  # type: ignore[type-arg] # at runtime it takes none
+    """A bar of this process alone: from Python 3.14 on tqdm's lock for several processes starts one more."""
+
+
+Bar.set_lock(threading.RLock())
+
+
 def _bar_class() -> type[tqdm[Any]]:
     """Return the bar of a notebook (needs ipywidgets), or that of a terminal."""
     if not in_notebook():
-        return tqdm
+        return Bar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets it falls back to text
         from tqdm.auto import tqdm as shown
