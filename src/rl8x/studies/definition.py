@@ -284,7 +284,7 @@ class StudyConfig:
         with _opened(run, num_envs) as env:
             cells, config = self.cells(), self.train[name]
             env.plain_config(config, called=f"train[{name!r}]")
-            check_test(env, cells, self.episodes, name=str(tested_env(run)))
+            check_test(env, cells, self.episodes, name=tested_env(run))
             check_cells(self.episodes, num_cells(cells), env)
             trained = config, env.parameters, num_envs
             if moving_in(config) or inside(cells, *trained).any():
@@ -368,10 +368,9 @@ def _opened(run: RunSpec, num_envs: int) -> contextlib.closing[Env]:
 
 def tested_env(run: RunSpec) -> str:
     """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`."""
-    own = run.trainer.eval_env
     if run.env.env:
         return run.env.env
-    if isinstance(own, str) and own != "auto":
+    if isinstance(own := run.trainer.eval_env, str) and own != "auto":
         return own
     raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
 
