@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rl8x.tracking import shipper
 
 _MODULES = ("rl8x.cli.main", "tests.faults")
@@ -64,6 +66,12 @@ def forked(do: Callable[[], object]) -> int:
     thread.start()
     thread.join()
     return found[0]
+
+
+def need_gradients_in_forks() -> None:
+    """Skip a test that trains in a fork, where torch would compute no gradients in one."""
+    if _autograd_has_threads():
+        pytest.skip("torch is built for CUDA and has compiled: a fork computes no gradients then")
 
 
 def _autograd_has_threads() -> bool:

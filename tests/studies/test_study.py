@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess, intercepted
+from tests.forks import need_gradients_in_forks
 from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint.manager import CheckpointManager
@@ -466,6 +467,7 @@ def test_a_file_says_the_same_as_a_script(here):
 
 def killed_at(run, owner, name, when="before", number=1):
     """Call `run` in a fork that is killed before or after its n-th call of an attribute, which it must reach."""
+    need_gradients_in_forks()
     pid = os.fork()
     if pid == 0:
         try:

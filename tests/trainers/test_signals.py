@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from tests.forks import need_gradients_in_forks
 from tests.trainers.test_resume import make, rows, run, weights
 
 from rl8x import keys
@@ -128,6 +129,7 @@ def test_sys_exit_in_a_callback_ends_the_run_by_its_code(codes, status, how):
 
 def in_fork(do):
     """Return what a forked process says of doing something, and its exit code."""
+    need_gradients_in_forks()
     read_end, write_end = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -174,6 +176,7 @@ def test_a_fork_leaves_the_run_and_its_checkpoints_to_its_parent(while_it_runs, 
 
 
 def test_a_fork_that_comes_back_from_a_callback_writes_nothing(tmp_path):
+    need_gradients_in_forks()
     parent, ended = os.getpid(), []
 
     def forks(trainer, stats):
