@@ -120,7 +120,7 @@ def linears(description):
 
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD\nflags : avx512f")
     products.has_fast_linear.cache_clear()  # probed before tracing, when tensors have values
     generator = torch.Generator().manual_seed(0)
     flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
@@ -145,11 +145,23 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
         torch.testing.assert_close(mine, exact.float(), atol=2e-4, rtol=1e-5)
 
 
-def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatch):
+@pytest.mark.parametrize(
+    ("vendor", "flags", "faster"),
+    [
+        ("GenuineIntel", "avx2 avx512f", False),
+        ("AuthenticAMD", "avx2 avx512f", True),
+        ("AuthenticAMD", "avx2", False),
+        ("HygonGenuine", "avx2", True),
+    ],
+)
+def test_vendor_and_instructions_decide_whether_onednn_is_faster(vendor, flags, faster, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda path: f"vendor_id : {vendor}\nflags : {flags}\n")
+    assert products.has_fast_linear.__wrapped__() is faster
+
+
+def test_the_probe_trusts_no_operator_that_is_wrong(monkeypatch):
     probe = products.has_fast_linear.__wrapped__
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : GenuineIntel")
-    assert probe() is False
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD\nflags : avx512f")
     assert probe() is True
     for wrong in (lambda x, weight, bias: x, None):  # None: of a torch without it
         monkeypatch.setattr(products, "linear", wrong)

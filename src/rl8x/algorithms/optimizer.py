@@ -79,11 +79,14 @@ class FlatOptimizer:
             put = owner[name]
             if put is not own and put is not None and _kind(put) == _kind(own):
                 owner[name] = own.copy_(put)
-        found = [(owner[name], i) for owner, name, i in self._places]
         views, pointers = self.views, self._pointers
-        fits = not trains or all(each.requires_grad for each, _ in found)
-        if fits and all(each is views[i] and each.data_ptr() == pointers[i] for each, i in found):
+        for owner, name, i in self._places:  # twice a step
+            each = owner[name]
+            if each is not views[i] or each.data_ptr() != pointers[i] or (trains and not each.requires_grad):
+                break
+        else:
             return
+        found = [(owner[name], i) for owner, name, i in self._places]
         for each, i in found:
             now, trained = (_kind(tensor) for tensor in (each, self.split(self.weights)[i]))
             frozen = ", frozen" if trains and not each.requires_grad else ""

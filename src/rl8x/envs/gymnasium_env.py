@@ -324,10 +324,11 @@ class GymnasiumEnv(SimulatorEnv):
         return tree_of(raw, self._observed, self.single_observation_space)  # type: ignore[no-any-return]
 
     def _observed(self, part: Any) -> Tensor:
-        if not isinstance(part, Tensor):
-            part = np.asarray(part)
-            part = part.astype(part.dtype.newbyteorder("="), copy=False)
-        return self._tensor(part, np.float32 if part.dtype in (np.float64, torch.float64) else None)
+        if isinstance(part, Tensor):
+            return self._tensor(part, np.float32 if part.dtype == torch.float64 else None)
+        part = np.asarray(part)
+        native = part.dtype.newbyteorder("=")
+        return torch.from_numpy(np.array(part, np.float32 if native == np.float64 else native)).to(self.device)
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Copy actions, which simulators may write into: to arrays of their type, or tensors where they give such."""

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,7 +225,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             return {}
         taus = [self.config.tau_of(update) for update in range(first + 1, first + count + 1)]
         # Otherwise the copy would be a host sync.
-        return {TAU: torch.tensor(taus, dtype=torch.float32).to(self.device, non_blocking=True)}
+        return {TAU: torch.from_numpy(np.array(taus, np.float32)).to(self.device, non_blocking=True)}
 
     def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
         """Return the context of a collect, in which the policy explores; it gives the metrics of that.
