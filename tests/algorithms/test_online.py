@@ -113,13 +113,19 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
     PPOConfig(num_envs=4, device="cpu").build(lambda num_envs, **options: CartPole(num_envs, **options))
 
 
-def test_another_default_dtype_is_refused_in_a_line():
-    torch.set_default_dtype(torch.float64)
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")]
+)
+def test_another_default_dtype_or_device_is_refused_in_a_line(dtype, device):
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
     try:
-        with pytest.raises(ValueError, match=r"torch's default dtype is torch\.float64.*call torch\.set_default_dtype"):
+        wrong = f"torch makes tensors of {dtype} on {device}.*call torch.set_default_dtype.*torch.set_default_device"
+        with pytest.raises(ValueError, match=wrong):
             PPOConfig(num_envs=4, device="cpu").build(CartPole)
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
 
 
 TINY = {"horizon": 4, "device": "cpu", "execution": "eager", "model_config": {"hidden_sizes": [4]}}

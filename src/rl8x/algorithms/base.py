@@ -165,7 +165,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         Raises:
             TypeError: If no algorithm declares this class as its `config=`, or it takes no environment.
             ValueError: If config, environment and model do not fit together, there is too little memory, or torch's
-                default dtype is not float32.
+                default dtype is not float32, or its default device not the CPU.
             RuntimeError: In `torch.inference_mode()`.
         """
         refuse_inference_mode()
@@ -176,10 +176,12 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
-        if torch.get_default_dtype() != torch.float32:
+        usual = torch.empty(0)
+        if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
             raise ValueError(
-                f"torch's default dtype is {torch.get_default_dtype()}, but environments and policies are float32: "
-                "call torch.set_default_dtype(torch.float32) first."
+                f"torch makes tensors of {usual.dtype} on {usual.device}, but environments and policies are float32, "
+                "on the config's `device`: call torch.set_default_dtype(torch.float32) and "
+                "torch.set_default_device('cpu') first."
             )
         config = self.for_env(env, env_kwargs)
         for given, why in config.without_effect().items():
