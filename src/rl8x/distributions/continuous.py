@@ -64,7 +64,8 @@ class Normal(Distribution):
             raise TypeError(f"{type(self).__name__} needs a Box action space; got {describe_space(space)}.")
         if not np.issubdtype(space.dtype, np.floating):
             raise TypeError(
-                f"{type(self).__name__} needs a Box of floating-point numbers; got {describe_space(space)}."
+                f"{type(self).__name__} needs a Box of floating-point numbers; got {describe_space(space)}. Give whole "
+                "numbers as a Discrete or MultiDiscrete action space."
             )
         if std not in ("free", "state"):
             raise ValueError(f"`std` must be 'free' or 'state'; got {std!r}.")
