@@ -347,8 +347,8 @@ def common_metric(runs: Sequence[RunRecord]) -> str:
     if useful := [*filter(common.__contains__, _PREFERRED), *others]:
         return useful[0]
     without = [run.name for run in runs if not run.metrics]
-    why = f"; {', '.join(without[:5])} have none at all" if without else ""
-    raise ValueError(f"the {len(runs)} runs have no metric in common{why}. Leave runs out, or name a metric.")
+    why = f"; without any: {', '.join(without[:5])}" if without else ""
+    raise ValueError(f"there is no metric that all of the runs have{why}. Leave runs out, or name a metric.")
 
 
 def params_of(run: RunRecord) -> dict[str, str]:
