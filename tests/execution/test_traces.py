@@ -54,6 +54,20 @@ def test_what_a_graph_cannot_hold_is_refused(function, error, message):
         trace(function, [torch.ones(2)])
 
 
+def test_anomaly_detection_is_named_where_it_keeps_a_function_from_being_traced():
+    def update(x):
+        weight = x.clone().requires_grad_()
+        (weight * weight).sum().backward()
+        return [weight.grad]
+
+    with (
+        torch.autograd.set_detect_anomaly(True),
+        pytest.raises(RuntimeError, match="is read, by autograd's detection of"),
+    ):
+        trace(update, [torch.ones(2)])
+    trace(update, [torch.ones(2)])
+
+
 def test_a_cast_that_was_made_before_is_part_of_the_trace():
     weight, x = torch.rand(2, 2, requires_grad=True), torch.ones(1, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -121,7 +121,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if torch.Tag.data_dependent_output in func.tags:
             if any(each in self.nodes and each not in self._constants for each in tensors):
-                raise RuntimeError(f"the value of a tensor is read ({func}), which may be another at the next call")
+                reader = ", by autograd's detection of anomalies" if torch.is_anomaly_enabled() else ""
+                raise RuntimeError(
+                    f"the value of a tensor is read{reader} ({func}); it may be another at the next call"
+                )
             return func(*args, **(kwargs or {}))
         is_number = func is torch.ops.aten.lift_fresh.default
         if func is torch.ops.aten.clone.default and not kwargs:
