@@ -17,6 +17,8 @@ from rl8x.config import (
     parse_value,
 )
 from rl8x.importing import import_named
+from rl8x.plain import thawed
+from rl8x.studies.definition import StudyConfig
 
 RUN = {
     "env": "CartPole",
@@ -73,6 +75,23 @@ def test_the_same_run_in_every_format(tmp_path, name, text):
     config = run.algorithm.make_config()
     assert (config.num_envs, config.lr, config.model_config) == (64, 3e-4, {"hidden": [64, 64]})
     assert RunSpec.from_plain(run.to_plain()) == run
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["lr=1e-3"], {"lr": 1e-3, "lr_schedule": None}),
+        (["algorithm_config.lr=1e-3"], {"lr": 1e-3, "lr_schedule": None}),
+        (["lr_schedule=[[0, 0.1]]"], {"lr_schedule": [[0, 0.1]]}),
+        (["algorithm=sac", "tau=0.01"], {"tau": 0.01, "lr_schedule": [[0, 0.01]]}),
+    ],
+)
+def test_words_behind_a_file_mean_the_same_for_a_run_and_a_study(tmp_path, words, expected):
+    text = "env: Pendulum\nmax_steps: 1\nalgorithm_config: {lr_schedule: [[0, 0.01]]}\n"
+    run = write(tmp_path, "run.yaml", text)
+    assert thawed(RunSpec.from_file(run, words).algorithm.algorithm_config) == expected
+    study = write(tmp_path, "study.yaml", text + "train: {fixed: {}}\ntest: {length: [0.5, 1]}\n")
+    assert thawed(StudyConfig.from_file(study, words).run["algorithm_config"]) == expected
 
 
 @pytest.mark.parametrize(

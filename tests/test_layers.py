@@ -44,7 +44,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "q_values": {"policy"},
         "export": {"policy", "portable"},
         "replay": set(),
-        "rollouts": {"policy"},
+        "rollouts": {"policy", "replay"},
         "video": {"policy", "rollouts"},
     },
     {"algorithms": set()},

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
@@ -140,6 +141,18 @@ def check_gymnasium_id(name: str, trust: Trust) -> None:
         raise ValueError(f"an id of Gymnasium's looks like module:namespace/Name-v0; got {name!r}.")
     if colon:
         _import_module(module, name, trust)  # as Gymnasium will
+
+
+def find_modules_here(trust: Trust) -> None:
+    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing."""
+    here = os.getcwd()
+    if isinstance(trust, bool):
+        wanted = trust
+    else:
+        tops = {module.partition(".")[0] for module in map(module_named, trust) if module is not None}
+        wanted = any(PathFinder.find_spec(top, [here]) is not None for top in tops)
+    if wanted and here not in sys.path:
+        sys.path.append(here)
 
 
 def _trusts(name: str, trust: Trust) -> bool:

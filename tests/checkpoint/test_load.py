@@ -15,12 +15,12 @@ from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm, trust
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import problems_of
-from rl8x.cli.collect import record
 from rl8x.cli.main import main
 from rl8x.config.describe import run_spec
 from rl8x.envs import CartPole, Env, GymnasiumEnv, env_maker
 from rl8x.models.mlp import MLPModel
 from rl8x.policy import Policy
+from rl8x.rollouts.recording import record
 from rl8x.studies.compare import compare
 from rl8x.studies.report import find_study
 from rl8x.tracking import find_run

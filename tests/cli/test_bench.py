@@ -64,7 +64,7 @@ def test_a_measurement_in_a_fresh_process(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.usefixtures("here")
 def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
-    path, out = tmp_path / "run.yaml", tmp_path / "bench.json"
+    path, out = tmp_path / "run.yaml", tmp_path / "new" / "bench.json"
     path.write_text(
         "env: Pendulum\nsteps_per_eval: 3\nstop_conditions: [{wall_time: 1}]\nexperiment_name: mine\ntracking: false\n"
         "algorithm_config: {num_envs: 4, horizon: 8, device: cpu, execution: compile, precision: bf16}\n"

@@ -35,7 +35,7 @@ def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
     assert "policy.safetensors\nobs float32 [batch, 1] -> actions int64 [batch]" in capsys.readouterr().out
     last = Policy.load("policy.safetensors")
     assert np.array_equal(last.decide(OBS).actions, trainer.algorithm.policy.decide(OBS).actions)
-    words = ["--checkpoint", "best", "--output", "best.safetensors", "--register", "match", "--alias", "champion"]
+    words = ["--checkpoint", "best", "--output", "new/best.safetensors", "--register", "match", "--alias", "champion"]
     assert main(["export", run, *words]) == 0
     out = capsys.readouterr().out
     version = mlflow_client.get_model_version_by_alias("match", "champion")

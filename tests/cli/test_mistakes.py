@@ -91,8 +91,9 @@ bench CartPole --device meta  ->  rl8x bench measures on cpu and cuda; got the d
 bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
 bench CartPole seq_len=3  ->  `seq_len` must divide `horizon`
 bench CartPole --seconds nan  ->  nan
-bench CartPole --json no/such/folder.json  ->  there is no folder to write it to. Make no/such first.
-bench CartPole --json .  ->  --json names a file to write; . is a folder
+bench CartPole --json there.txt/folder.json  ->  there.txt is no folder: give another --json.
+bench CartPole --json .  ->  --json names a file to write; . is a folder.
+play runs --output there.gif  ->  --output names a file to write; there.gif is a folder.
 
 study  ->  name the study's file
 study tiny.yaml  ->  rl8x study -f tiny.yaml
@@ -138,7 +139,8 @@ collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'min
 export runs --alias champion  ->  give --register NAME too
 export runs --output policy.tflite  ->  no format 'tflite'
 export runs --sampled  ->  is the policy itself
-export runs --output absent/policy.safetensors  ->  there is no folder absent
+export runs --output there.txt/policy.safetensors  ->  there.txt is no folder: give another --output.
+export runs --output /proc/policy.safetensors  ->  nothing can be written to /proc:
 export runs --checkpoint best  ->  is the best of a metric
 export nothing  ->  there is no run 'nothing'
 resume runs gama=3  ->  gamma
@@ -159,6 +161,7 @@ def folder(tmp_path_factory):
         Path("tiny.yaml").write_text(STUDY)
         Path("foreign.yaml").write_text("{env: CartPole, algorithm_config: {clip_range: 0.2}}")
         Path("there.txt").write_text("mine")
+        Path("there.gif").mkdir()
         yield folder
 
 

@@ -31,7 +31,6 @@ from rl8x.algorithms import (
     TD3Config,
 )
 from rl8x.checkpoint import Checkpoints
-from rl8x.cli.collect import record
 from rl8x.conditions import (
     Condition,
     Confirmed,
@@ -47,6 +46,7 @@ from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
+from rl8x.rollouts.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 

@@ -15,10 +15,10 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
 from rl8x import PPOConfig, keys
-from rl8x.cli.collect import record
 from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
 from rl8x.envs.base import Step
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.rollouts.recording import record
 from rl8x.trees import flatten_tree
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)

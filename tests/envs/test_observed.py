@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl8x.algorithms import BCConfig, DQNConfig, PQNConfig, SACConfig, TD3Config
-from rl8x.cli.collect import record
 from rl8x.envs import (
     AlgoTrading,
     CartPole,
@@ -34,6 +33,7 @@ from rl8x.models import MLPModel, Model
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
+from rl8x.rollouts.recording import record
 from rl8x.spaces import critic_only, space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
@@ -309,7 +309,7 @@ def test_they_tell_programs_apart():
 def test_data_sets_have_them_and_know_who_sees_them(tmp_path):
     env = ObservedParameters(CartPole(2, seed=0, time_limit=5), "critic")
     policy = Policy(env.single_observation_space, env.single_action_space, model_config=SMALL["mlp"])
-    options = {"epsilon": 0.5, "deterministic": False, "seed": 0, "state_reset_every": 0, "env_config": DRAWN}
+    options = {"epsilon": 0.5, "deterministic": False, "seed": 0, "env_config": DRAWN}
     dataset = record(policy, env, 24, **options).dataset
     assert len(torch.unique(dataset.transitions["obs/parameters"][:, 3])) > 2
     dataset.save(tmp_path / "data")

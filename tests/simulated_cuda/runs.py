@@ -18,10 +18,10 @@ from tests.simulated_cuda.device import Device, join_by_gloo
 
 from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfig
 from rl8x.checkpoint.tree import tensors_in
-from rl8x.cli.collect import record
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import programs
 from rl8x.randomization import Adaptive, Learnable, Uniform
+from rl8x.rollouts.recording import record
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 

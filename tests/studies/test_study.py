@@ -13,7 +13,6 @@ import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
-from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess, intercepted
 from tests.forks import need_gradients_in_forks
 from tests.studies.synthetic import evaluations
@@ -25,6 +24,7 @@ from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole, Env, Parameter
 from rl8x.envs.team import Team
 from rl8x.randomization import Uniform
+from rl8x.rollouts.recording import record
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
@@ -323,7 +323,7 @@ def test_what_a_team_gets_in_each_cell_is_its_return(here):
 
 def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here, capfd):
     env = CartPole(4, seed=0)
-    record(policy_for(env), env, 60, epsilon=1.0).dataset.save("data")
+    record(None, env, 60).dataset.save("data")
     options = {name: value for name, value in BASE.items() if name != "env"}
     options |= {"train": {"data": {}}, "test": {"length": [0.25, 0.5]}, "tracking": False, "algorithm": "bc"}
     options |= {"env_kwargs": {"time_limit": 7}, "max_steps": 2, "episodes": 4}

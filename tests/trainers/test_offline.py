@@ -8,9 +8,9 @@ from tests.trainers.test_resume import run, weights
 from rl8x import keys
 from rl8x.algorithms import BCConfig
 from rl8x.checkpoint import Checkpoints
-from rl8x.cli.collect import record
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
+from rl8x.rollouts.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 

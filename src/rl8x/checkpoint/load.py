@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import gymnasium
 
-from rl8x import __version__
+from rl8x import __version__, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
@@ -275,16 +275,39 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
 # -- finding one
 
 
-def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
+def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Checkpoint:
     """Find and read a checkpoint.
 
     Args:
         source: Path of a checkpoint, or of a run's folder of them, whose newest is meant; or a run's name or ID.
         auto: Take the newest good checkpoint of the same run where the one that is meant cannot be used.
+        best: Take the run's best checkpoint, by the metric that its checkpoints go by, instead.
 
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
+    checkpoint = _find(source, auto)
+    return _best(checkpoint) if best else checkpoint
+
+
+def _best(checkpoint: Checkpoint) -> Checkpoint:
+    """Read the best checkpoint of the run that one is of."""
+    paths = files.listed(checkpoint.path.parent)
+    described = {path: files.describe(path) for path in paths}
+    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
+    if not best:
+        raise CheckpointError(
+            f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
+            "as checkpoints={'best': 'eval/returns/mean'}, or take the last"
+        )
+    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
+    newest = checkpoint if checkpoint.path.name == paths[-1].name else files.read(paths[-1])
+    known = newest.state["best"]
+    return files.read(best.get(known and known["steps"], [*best.values()][-1]))
+
+
+def _find(source: str | Path, auto: bool) -> Checkpoint:
+    """Find the newest checkpoint of a run, or the one at a path."""
     path = Path(source)
     if path.suffix == SUFFIX and os.path.isfile(path):
         raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import click
 
 from rl8x.cli.errors import UserError
-from rl8x.cli.options import find_modules_here
 from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
 from rl8x.envs.parameters import inherited_config, plain, shown_value
+from rl8x.importing import find_modules_here
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
 
@@ -28,7 +28,6 @@ class Acting(NamedTuple):
     policy: Policy
     maker: Callable[..., Env]
     algorithm: str
-    state_reset_every: int
     trained_config: Mapping[str, Any]
     source: str = "as in the training"
 
@@ -61,19 +60,18 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     checkpoint = find(run, auto=auto)
     spec, resolved = checkpoint.spec, checkpoint.metadata["resolved"]
     policy = load_policy(checkpoint, device=str(resolve_device(resolved["config"].get("device", "auto"))), trust=trust)
-    about = resolved["algorithm"], resolved["state_reset_every"]
     if env is not None:
-        return Acting(policy, env_maker(env, trust=True), *about, {})
+        return Acting(policy, env_maker(env, trust=True), resolved["algorithm"], {})
     maker = env_maker_of(spec, trust)
     if maker is not None:
         state = checkpoint.state["trainer"]["algorithm"].get("collector", {}).get("env", {})
         config = state.get("present") or state.get("next_config") or state.get("config") or {}
-        return Acting(policy, maker, *about, config)
+        return Acting(policy, maker, resolved["algorithm"], config)
     evaluated_in = spec.trainer.eval_env
     if not isinstance(evaluated_in, str) or evaluated_in == "auto":
         raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
-    config = spec.run.eval_env_config or {}
-    return Acting(policy, env_maker(evaluated_in, trust=trust), *about, config, "as in the run's evaluations")
+    maker = env_maker(evaluated_in, trust=trust)
+    return Acting(policy, maker, resolved["algorithm"], spec.run.eval_env_config or {}, "as in the run's evaluations")
 
 
 def acting_at_random(name: str) -> Callable[..., Env] | None:

@@ -27,11 +27,11 @@ import torch
 
 from rl8x import __version__
 from rl8x.algorithms.hyperparameters import resolve_device
-from rl8x.cli.errors import FiniteRange, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import RunCommand, find_modules_here, max_content_width, read_run
+from rl8x.cli.errors import FiniteRange, UserError, check_file, is_users_mistake, users_mistakes
+from rl8x.cli.options import RunCommand, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
-from rl8x.importing import Trust
+from rl8x.importing import Trust, find_modules_here
 from rl8x.output import described, message_of, short, table
 from rl8x.processes import python_process, restore_variables
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -93,7 +93,6 @@ class _BenchCommand(RunCommand):
     left_out=("execution", "precision", "num_threads"),  # which have forms of their own here
     group_of=lambda field, _: "The measurement" if field.name == "device" else "The problem",
     epilog=_EXAMPLES,
-    context_settings=max_content_width,
 )
 @click.option(
     "--modes", metavar="MODE...", help="Execution modes to measure.  [default: eager compile, on CUDA also graph]"
@@ -124,10 +123,8 @@ def bench(passes: int, seconds: float, threads: int | None, path: str | None, **
     with users_mistakes():
         config = read_run(run if threads is None else run | {"num_threads": threads})
         device, cells = _plan(config, asked)
-        if path is not None and Path(path).is_dir():
-            raise UserError(f"--json names a file to write; {path} is a folder.")
-        if path is not None and not os.access(Path(path).absolute().parent, os.W_OK):
-            raise UserError(f"--json {path}: there is no folder to write it to. Make {Path(path).parent} first.")
+        if path is not None:
+            check_file(path, "--json")
     problem = {name: value for name, value in config.to_plain().items() if name in _PROBLEM}
     rows = _measure(problem, config.trust, cells, passes, seconds)
     summary = summarize(rows)
@@ -138,6 +135,7 @@ def bench(passes: int, seconds: float, threads: int | None, path: str | None, **
         settings = {"run": problem, "passes": passes, "seconds": seconds, "device": device.type}
         document = {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows}
         try:  # without passwords, the whole of it or nothing
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             replace_synced(Path(path), (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
         except OSError as error:
             raise UserError(f"--json {path}: cannot be written: {error.strerror}.") from None

@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 
 from rl8x import __version__, trusted
+from rl8x.cli.errors import hidden
 from rl8x.disk import exposure
 from rl8x.output import counted, described, table
 from rl8x.processes import python_process
@@ -97,7 +98,7 @@ def doctor() -> int:
             click.echo(f"{head:<10}{line}")
     click.echo("\n".join(["", *_told(lambda: _features(requirements)), ""]))
     for line in broken:
-        click.echo(f"broken: {_hidden(line)}")
+        click.echo(f"broken: {hidden(line)}")
     click.echo("something essential is broken" if broken else "everything essential works")
     return 1 if broken else 0
 
@@ -105,18 +106,9 @@ def doctor() -> int:
 def _told(lines: Callable[[], list[str]]) -> list[str]:
     """Return what there is to say of one thing; what cannot be found out does not hide the rest."""
     try:
-        return [_hidden(line) for line in lines()]
+        return [hidden(line) for line in lines()]
     except Exception as error:  # whatever is odd on this machine
-        return [f"cannot be found out: {' '.join(_hidden(described(error)).split()):.200}"]
-
-
-def _hidden(text: str) -> str:
-    """Take secrets out of a text. If `hide` cannot be imported, neither can the code whose texts hold secrets."""
-    try:
-        from rl8x.tracking.secrets import hide
-    except Exception:  # numpy is broken
-        return text
-    return hide(text)
+        return [f"cannot be found out: {' '.join(hidden(described(error)).split()):.200}"]
 
 
 # -- packages

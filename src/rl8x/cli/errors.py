@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -62,37 +63,58 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
         raise
 
 
+class Command(click.Command):
+    """A command in which our refusals are the user's mistakes, from its first line to its last."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        with users_mistakes():
+            return super().invoke(ctx)
+
+
 def check_folder(folder: Path, option: str) -> None:
     """Refuse a folder in which nothing can be written, before anything is computed for it."""
     paths = (folder.absolute(), *folder.absolute().parents)
     existing = next(path for path in paths if os.path.lexists(path))
     if not existing.is_dir():
         raise UserError(f"{existing} is no folder: give another {option}.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"nothing can be written to {existing}: give another {option}.")
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UserError(f"nothing can be written to {existing}: {error.strerror}. Give another {option}.") from None
+
+
+def check_file(file: str, option: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed for it; missing folders are no reason."""
+    if os.path.isdir(file):  # not Path.is_dir(), which raises at a name that is too long
+        raise UserError(f"{option} names a file to write; {file} is a folder.")
+    check_folder(Path(file).parent, option)
+
+
+def hidden(text: str) -> str:
+    """Take secrets out of a text. If `hide` cannot be imported, neither can the code whose texts hold secrets."""
+    try:
+        from rl8x.tracking.secrets import hide  # only now: most commands need nothing of tracking at their start
+    except Exception:  # numpy is broken
+        return text
+    return hide(text)
 
 
 def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a traceback as Python does, without passwords."""
-    from rl8x.tracking.secrets import hide
-
-    say(hide("".join(traceback.format_exception(kind, error, trace))).rstrip(), err=True)
+    say(hidden("".join(traceback.format_exception(kind, error, trace))).rstrip(), err=True)
 
 
 def show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
     """Print a warning: one of rl8x in a line, without passwords, others as Python does."""
-    if not filename.startswith(_PACKAGE):
+    if filename.startswith(_PACKAGE):
+        report(str(message), kind="warning")
+    else:
         say(warnings.formatwarning(message, category, filename, lineno, line).rstrip(), err=True)
-        return
-    from rl8x.tracking.secrets import hide
-
-    say(f"rl8x: warning: {' '.join(hide(str(message)).split())}", err=True)
 
 
-def report(message: str, *, debug: bool) -> None:
+def report(message: str, *, kind: str = "error", debug: bool = False) -> None:
     """Print one line to standard error, after the traceback where that is wanted; without passwords."""
-    from rl8x.tracking.secrets import hide  # only now: most commands need nothing of tracking at their start
-
     if debug:
-        say(hide(traceback.format_exc()), err=True)
-    say(f"rl8x: error: {' '.join(hide(message).split())}", err=True)
+        say(hidden(traceback.format_exc()), err=True)
+    say(f"rl8x: {kind}: {' '.join(hidden(message).split())}", err=True)

@@ -175,7 +175,7 @@ class _Completed(click.Command):
 @click.group(
     cls=_Commands,
     help=_HELP,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},  # of the commands too
     epilog="`rl8x COMMAND --help` explains a command.",
 )
 @click.version_option(__version__, prog_name="rl8x")
@@ -237,7 +237,7 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
     try:
         os.getcwd()
     except OSError:
-        report("the working directory does not exist any more: change to another", debug=False)
+        report("the working directory does not exist any more: change to another")
         return _MISTAKE
     try:
         with tracking:

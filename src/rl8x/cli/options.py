@@ -8,10 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import PathFinder
 from typing import Any, Final
 
 import click
@@ -21,14 +18,13 @@ from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.algorithms.optimizer import is_adaptive
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
-from rl8x.config.files import ALIASES, SUFFIXES, algorithm_config_class, renamed
-from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
+from rl8x.config.files import ALIASES, SUFFIXES, renamed
+from rl8x.config.spec import FIELDS, AlgorithmSpec, class_named_in, default_of, overridden
 from rl8x.config.tuned import listed, tuned_file
-from rl8x.importing import Trust, module_named, texts
+from rl8x.importing import Trust, find_modules_here, texts
 from rl8x.names import called_here
 
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
@@ -51,10 +47,6 @@ _TRUST: Final = (
 _TUNED: Final = (
     "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
 )
-
-max_content_width: Final = {"max_content_width": 120}
-"""Settings of commands whose help is wide."""
-
 
 # -- options of config fields
 
@@ -98,14 +90,9 @@ class FieldOption(click.Option):
 
 def _explanation(field: dataclasses.Field[Any]) -> str:
     """Write what a field means, its default and its range."""
-    if field.default_factory is not dataclasses.MISSING:
-        default = str(field.default_factory())
-    elif isinstance(field.default, bool):
-        default = "yes" if field.default else "no"
-    else:
-        unset = {dataclasses.MISSING: "must be given", None: "none", "": "none"}
-        default = str(unset.get(field.default, field.default))
-    notes = [f"default: {default}"]
+    value = default_of(field)
+    words = {"None": "none", "": "none", "True": "yes", "False": "no", str(dataclasses.MISSING): "must be given"}
+    notes = [f"default: {words.get(str(value), value)}"]
     for bound, sign in (("above", ">"), ("low", ">="), ("high", "<=")):
         limit = field.metadata.get(bound)
         notes += [f"{sign} {limit:g}"] if limit is not None and math.isfinite(limit) else []
@@ -258,8 +245,7 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
     typed = _typed(parameters)
     trusted = parameters.get("trust") or frozenset(texts(typed))
     find_modules_here(trusted)
-    name = {**data, **typed}.get("algorithm")
-    return algorithm_config_class(name if isinstance(name, str) else AlgorithmSpec.algorithm, trusted)
+    return class_named_in({**data, **typed}, trusted)
 
 
 def stop_specs(stop: Sequence[str]) -> list[Any]:
@@ -278,46 +264,15 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = _file_data(parameters)
-    config_class = _config_class(parameters, data)
-    overrides = [under_algorithm(word, config_class) for word in parameters["words"] if "=" in word]
-    given, conditions = apply_overrides({}, overrides, ALIASES), stop_specs(stop)
+    data, conditions = _file_data(parameters), stop_specs(stop)
     hyperparameters = {name: value for name, value in options.items() if name not in _OFFIELDS}
-    data = apply_overrides(_without_schedules(data, given, hyperparameters), overrides, ALIASES)
+    words = [word for word in parameters["words"] if "=" in word]
+    data = overridden(data, words, _config_class(parameters, data), hyperparameters)
     if envs:
         data["env"] = envs[0]
     if conditions:
         data["stop_conditions"] = conditions
     data |= {name: value for name, value in options.items() if name in _OFFIELDS}
-    if hyperparameters:
-        inner = data.get("algorithm_config") or {}
-        if "seed" in hyperparameters:
-            data.pop("seed", None)
-        data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
-    trusted: Trust = parameters["trust"] or frozenset(texts([envs, given, conditions, options]))
+    trusted: Trust = parameters["trust"] or frozenset(texts([envs, _typed(parameters), conditions, options]))
     find_modules_here(trusted)
     return RunSpec.from_plain(data, trust=trusted)
-
-
-def _without_schedules(
-    data: Mapping[str, Any], given: Mapping[str, Any], hyperparameters: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a run file's data without the schedules of numbers that were typed, but for those that adapt."""
-    inner, typed = (each.get("algorithm_config") for each in (data, given))
-    if not isinstance(inner, Mapping):
-        return dict(data)
-    replaced = {f"{name}_schedule" for name in {*(typed if isinstance(typed, Mapping) else ()), *hyperparameters}}
-    constant = {name: None for name in replaced & inner.keys() if not is_adaptive(inner[name])}
-    return {**data, "algorithm_config": {**inner, **constant}}
-
-
-def find_modules_here(trust: Trust) -> None:
-    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing."""
-    here = os.getcwd()
-    if isinstance(trust, bool):
-        wanted = trust
-    else:
-        tops = {module.partition(".")[0] for module in map(module_named, trust) if module is not None}
-        wanted = any(PathFinder.find_spec(top, [here]) is not None for top in tops)
-    if wanted and here not in sys.path:
-        sys.path.append(here)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl8x.cli.acting import Acting, acting_options, asked_config, check_spaces, in_words, load_acting
-from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
+from rl8x.cli.errors import Command, FiniteRange, UserError, check_file
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
 from rl8x.envs.cells import make_cells
@@ -34,7 +34,7 @@ _ENV_CONFIG: Final = "Values of the environment's parameters; a list has one for
 _GRID: Final = "A copy for each value, side by side; a second one makes rows, one above the other."
 
 
-@click.command("play", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.command("play", cls=Command, epilog=_EXAMPLES)
 @click.option("--output", "out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
 @click.option(
     "--episodes",
@@ -62,29 +62,26 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
     replaces all of it.
     """
     env_config, copies, episodes, fps = (how.pop(name) for name in ("env_config", "copies", "episodes", "fps"))
-    with users_mistakes():
-        if out is not None:
-            check_format(Path(out).suffix)
-            check_folder(Path(out).parent, "--output")
-            if Path(out).is_dir():
-                raise UserError(f"{out} is a folder: give another --output.")
-        words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
-        axes = [_axis(text) for text in grid]
-        crossed = _crossed(axes)
-        number = _copies(words, crossed, copies)
-        acting = load_acting(run, env, auto=how.pop("auto"), trust=how.pop("trust"))
-        how |= {"deterministic": not how.pop("sample"), "state_reset_every": acting.state_reset_every}
-        if out is not None:
-            columns = len(axes[0][1]) if len(axes) > 1 else None
-            options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
-            made = make_filmed(acting.maker, number, device=acting.policy.device, seed=how["seed"])
-            with contextlib.closing(made) as environment:
-                config = _config(acting, environment, words, crossed)
-                shown = film(acting.policy, environment, Path(out).suffix, env_config=config, **options)
-            returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
-            shown.save(out)
-        else:
-            config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
+    if out is not None:
+        check_format(Path(out).suffix)
+        check_file(out, "--output")
+    words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
+    axes = [_axis(text) for text in grid]
+    crossed = _crossed(axes)
+    number = _copies(words, crossed, copies)
+    acting = load_acting(run, env, auto=how.pop("auto"), trust=how.pop("trust"))
+    how |= {"deterministic": not how.pop("sample"), "state_reset_every": acting.policy.state_reset_every}
+    if out is not None:
+        columns = len(axes[0][1]) if len(axes) > 1 else None
+        options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
+        made = make_filmed(acting.maker, number, device=acting.policy.device, seed=how["seed"])
+        with contextlib.closing(made) as environment:
+            config = _config(acting, environment, words, crossed)
+            shown = film(acting.policy, environment, Path(out).suffix, env_config=config, **options)
+        returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
+        shown.save(out)
+    else:
+        config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
     same = {name: value for name, value in config.items() if not isinstance(value, list)}
     asked = words or grid or env is not None
     say(f"env_config  {in_words(same if number > 1 else config)}" + ("" if asked else f", {acting.source}"))

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import click
 
-from rl8x.cli.errors import LOST_ROWS, FiniteRange, UserError, check_folder, users_mistakes
-from rl8x.cli.options import find_modules_here, max_content_width, run_file
+from rl8x.cli.errors import LOST_ROWS, Command, FiniteRange, UserError, check_folder, users_mistakes
+from rl8x.cli.options import run_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
-from rl8x.importing import texts
+from rl8x.importing import find_modules_here, texts
 from rl8x.output import counted, say, table
 
 _EXAMPLES: Final = """\b
@@ -43,7 +43,7 @@ _BACKEND: Final = "What does the jobs: processes of this machine, or a cluster, 
 _FAILED: Final = 1
 
 
-@click.command("study", epilog=_EXAMPLES, context_settings=max_content_width, params=[run_file("The study's file")])
+@click.command("study", cls=Command, epilog=_EXAMPLES, params=[run_file("The study's file")])
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", help=_BACKEND)
@@ -66,18 +66,17 @@ def study(words: tuple[str, ...], file: str | None, dry_run: bool, trust: bool, 
     if file is None:
         hint = f" As in: rl8x study -f {words[0]}" if words and words[0].lower().endswith(SUFFIXES) else ""
         raise UserError(f"name the study's file: -f FILE.{hint}")
-    with users_mistakes():
-        find_modules_here(trust or frozenset(texts(apply_overrides({}, words))))
-        config = StudyConfig.from_file(Path(file), words, trust=trust or None)
-        study = Study.from_config(config)
-        if dry_run:
-            check_backend(how["backend"], how["cluster"])
-            notes = config.check()
-            _list(config)
-            for note in notes:
-                say(note)
-            return 0
-        frame = study.run(**how)
+    find_modules_here(trust or frozenset(texts(apply_overrides({}, words))))
+    config = StudyConfig.from_file(Path(file), words, trust=trust or None)
+    study = Study.from_config(config)
+    if dry_run:
+        check_backend(how["backend"], how["cluster"])
+        notes = config.check()
+        _list(config)
+        for note in notes:
+            say(note)
+        return 0
+    frame = study.run(**how)
     _summarize(study, frame)
     return _FAILED if study.failed else 0 if study.has_arrived else LOST_ROWS
 
@@ -161,7 +160,7 @@ _level = click.option(
 _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
 
 
-@click.command("report", epilog=_REPORT_EXAMPLES, context_settings=max_content_width)
+@click.command("report", cls=Command, epilog=_REPORT_EXAMPLES)
 @click.argument("study")
 @click.option("--baseline", metavar="GROUP", help="Compare the others with this training. [default: the first]")
 @click.option("--parameters", metavar="NAMES", help=_PARAMETERS)
@@ -200,7 +199,7 @@ rl8x compare --experiment CartPole --group-by algorithm --output figures
 """
 
 
-@click.command("compare", epilog=_COMPARE_EXAMPLES, context_settings=max_content_width)
+@click.command("compare", cls=Command, epilog=_COMPARE_EXAMPLES)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--experiment", metavar="NAME", help="All runs of an experiment, by its name or ID.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help=_METRIC)

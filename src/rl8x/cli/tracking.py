@@ -8,11 +8,11 @@ import sys
 
 import click
 
-from rl8x.cli.errors import users_mistakes
+from rl8x.cli.errors import Command
 from rl8x.output import counted, table
 
 
-@click.command("ui")
+@click.command("ui", cls=Command)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
 @click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
@@ -24,17 +24,16 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
     """
     from rl8x.tracking import open_browser, runs_link, serve_ui
 
-    with users_mistakes():
-        link, served = runs_link(tracking_uri, host, port)
-        click.echo(link if served else f"{link} (Ctrl-C ends it)")
-        if not served:
-            return serve_ui(tracking_uri, host, port, link=link if browser else None)
+    link, served = runs_link(tracking_uri, host, port)
+    click.echo(link if served else f"{link} (Ctrl-C ends it)")
+    if not served:
+        return serve_ui(tracking_uri, host, port, link=link if browser else None)
     if browser:
         open_browser(link)
     return 0
 
 
-@click.command("sync")
+@click.command("sync", cls=Command)
 @click.argument("folder", required=False)
 @click.option("--to", metavar="URI", help="Store to send to. Default: where each run was meant to go.")
 @click.option("--yes", is_flag=True, help="Also send to stores that only a spool names, without asking.")
@@ -54,13 +53,12 @@ def sync(folder: str | None, to: str | None, yes: bool) -> int:
         terminal = sys.stdin is not None and sys.stdin.isatty()
         return terminal and click.confirm(f"A spool names the store {shown}. Send its rows there?", err=True)
 
-    with users_mistakes():
-        report = send(folder, to, allow=lambda location: yes or agrees(location.shown))
+    report = send(folder, to, allow=lambda location: yes or agrees(location.shown))
     click.echo(str(report))
     return 1 if report.num_failed else 0
 
 
-@click.command("cache")
+@click.command("cache", cls=Command)
 @click.option("--clear", is_flag=True, help="Remove them all; what a run needs is compiled again.")
 def cache(clear: bool) -> None:
     """List the compiled programs that are kept for later runs, the one used last first.
@@ -74,8 +72,7 @@ def cache(clear: bool) -> None:
     if clear:
         click.echo(f"{artifacts.clear() / 1e6:.1f} MB removed from {artifacts.folder}")
         return
-    with users_mistakes():
-        limit = limit_mb()
+    limit = limit_mb()
     kept = artifacts.list()
     rows: list[tuple[str, ...]] = [("key", "MB", "last used", "torch")]
     for artifact in kept:

@@ -13,14 +13,13 @@ import click
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
-from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, max_content_width, read_run, stop_specs
-from rl8x.conditions import from_spec
+from rl8x.cli.options import AlgorithmCommand, RunCommand, read_run, stop_specs
 from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.config.files import algorithm_config_class
-from rl8x.config.spec import FIELDS
+from rl8x.config.spec import FIELDS, RunOptions
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
-from rl8x.importing import import_named, texts
+from rl8x.importing import find_modules_here, texts
 from rl8x.output import counted, say
 
 if TYPE_CHECKING:
@@ -35,17 +34,7 @@ rl8x train HalfCheetah-v5 --algorithm sac --tuned
 rl8x train CartPole --tuned lr=1e-3 --seed 3
 rl8x train -f run.yaml lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
 rl8x train my_module.MyEnv algorithm_config.model_config.hidden_sizes='[64, 64]' --max-steps 100
-rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
-
-\b
-A run file has the same keys, in YAML, TOML or JSON:
-  env: CartPole
-  env_config: {length: {uniform: [0.25, 1.0]}}
-  algorithm_config: {num_envs: 4096, lr: 3e-4}
-  steps_per_eval: 5
-  stop_conditions:
-    - plateau: {name: episodes/returns/mean, patience: 20}
-    - any: [{wall_time: 10m}, env/steps >= 1e8]
+rl8x train CartPole --lr 3e-4 --dry-run > run.yaml    # a run file: the same keys, in YAML, TOML or JSON
 
 \b
 An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose fields are options too:
@@ -63,7 +52,6 @@ _IMPOSSIBLE: Final = (ProgramError, RankError)
     run_fields=[name for name in FIELDS if name not in _OWN_FORM],
     display=("tracking", "tracking_uri", "experiment_name", "run_name", "progress"),
     epilog=_EXAMPLES,
-    context_settings=max_content_width,
 )
 @click.option(
     "--stop",
@@ -152,40 +140,24 @@ def resume(run: str, words: Sequence[str], auto: bool, tracking_uri: str | None,
             conditions = stop_specs(stop)
             find_modules_here(trust or list(texts([overrides, conditions])))
             if conditions:
-                import_condition = functools.partial(import_named, trust=True)
-                options["stop_conditions"] = [from_spec(condition, find=import_condition) for condition in conditions]
+                options["stop_conditions"] = RunOptions(stop_conditions=conditions).conditions(trust=True)
             trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
         return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
 
 
-def make_trainer(
-    source: str | Path, *, auto: bool, overrides: dict[str, Any], trust: bool, run: RunSpec | None = None
-) -> Trainer:
-    """Make the trainer of a run from what `rl8x resume` takes.
-
-    `run` builds the algorithm, which must be as it was, and its options are those of the next `run()`. None builds the
-    algorithm from the checkpoint.
-    """
-    from rl8x.checkpoint import CheckpointError, find
+def make_trainer(source: str | Path, **options: Any) -> Trainer:
+    """Make the trainer of a run that goes on; where only a script can, say how it does."""
+    from rl8x.checkpoint import CheckpointError
     from rl8x.trainers import Trainer
 
-    checkpoint = find(source, auto=auto)
-    options: dict[str, Any] = {"auto": auto, "overrides": overrides, "trust": trust}
-    if run is not None:
-        options["tracker"] = _tracker_to_same_store(run, checkpoint.metadata["run"])
-        options["algorithm"] = run.make_algorithm()
-    named = checkpoint.is_at(source)
     try:
-        trainer = Trainer.resume(checkpoint.path if named else checkpoint.path.parent, **options)
+        return Trainer.resume(source, **options)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
-                call = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
+                call = f"Trainer.resume({str(source)!r}, {name}=...)"
                 raise UserError(f"{error}, in a script: {call}") from error
         raise
-    if run is not None:
-        trainer.plan(run)
-    return trainer
 
 
 def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
@@ -199,18 +171,27 @@ def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
 
 
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
-    """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with."""
-    from rl8x.checkpoint import listed
+    """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with.
+
+    `run` builds the algorithm, which must be as it was, and its options are those of the next `run()`.
+    """
+    from rl8x.checkpoint import find, listed
     from rl8x.checkpoint.load import find_unfinished
 
-    if source != "auto":
-        return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)
-    directory = run.trainer.checkpoints.get("directory")
-    folder = find_unfinished(run) if directory is None else Path(directory)
-    if folder is None or not listed(folder):
-        return None
-    say(f"rl8x: going on with {folder}", err=True)
-    return make_trainer(folder, auto=True, overrides={}, trust=trust, run=run)
+    place: str | Path = source
+    if source == "auto":
+        directory = run.trainer.checkpoints.get("directory")
+        folder = find_unfinished(run) if directory is None else Path(directory)
+        if folder is None or not listed(folder):
+            return None
+        say(f"rl8x: going on with {folder}", err=True)
+        place = folder
+    checkpoint = find(place, auto=source == "auto")
+    options = {"algorithm": run.make_algorithm(), "tracker": _tracker_to_same_store(run, checkpoint.metadata["run"])}
+    found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
+    trainer = make_trainer(found, auto=source == "auto", trust=trust, **options)
+    trainer.plan(run)
+    return trainer
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rl8x.algorithms import AlgorithmConfig
@@ -24,6 +25,7 @@ from rl8x.algorithms.hyperparameters import (
     option,
     with_preset,
 )
+from rl8x.algorithms.optimizer import is_adaptive
 from rl8x.conditions import Condition, from_spec
 from rl8x.conditions.base import as_conditions, named, parts
 from rl8x.config.files import (
@@ -363,14 +365,17 @@ class RunSpec:
 
         Args:
             path: The file; see `load_run_file`.
-            overrides: Texts `key=value`, with a dotted path as the key, such as `algorithm_config.lr=3e-4`.
+            overrides: Texts `key=value` as `rl8x train` takes them: the key is a dotted path or a hyperparameter, and a
+                number takes the place of the file's schedule of it.
             trust: Which modules names in the file may import; see the class.
 
         Raises:
             ValueError: If the file cannot be read, a key is unknown, or a value is not legal.
             TypeError: If a value is of the wrong type.
         """
-        return cls.from_plain(apply_overrides(renamed(load_run_file(path)), overrides, ALIASES), trust=trust)
+        data, overrides = renamed(load_run_file(path)), list(overrides)
+        config_class = class_named_in(apply_overrides(data, overrides, ALIASES), trust)
+        return cls.from_plain(overridden(data, overrides, config_class), trust=trust)
 
     @classmethod
     def read(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
@@ -573,6 +578,38 @@ def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
     hyperparameters = {*_names(cls), *hyperparameter_aliases(_names(cls))} - of_run
     near = [] if name in of_run else difflib.get_close_matches(name, of_run | hyperparameters, n=1)
     return f"algorithm_config.{override}" if near and near[0] in hyperparameters else override
+
+
+def class_named_in(data: Mapping[str, Any], trust: Trust) -> type[AlgorithmConfig]:
+    """Return the config class of the algorithm that a run's data names; the default's where they name none."""
+    named = data.get("algorithm")
+    return algorithm_config_class(named if isinstance(named, str) else AlgorithmSpec.algorithm, trust)
+
+
+def overridden(
+    data: Mapping[str, Any],
+    words: Iterable[str],
+    config_class: type[AlgorithmConfig],
+    hyperparameters: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return a run's data with `key=value` words, and then hyperparameters, put in.
+
+    A number takes the place of a schedule of it, but of one that adapts, which begins with it.
+    """
+    words = [under_algorithm(word, config_class) for word in words]
+    given, inner = (each.get("algorithm_config") for each in (apply_overrides({}, words, ALIASES), data))
+    if isinstance(inner, Mapping):
+        names = {*(given if isinstance(given, Mapping) else ()), *hyperparameters}
+        schedules = inner.keys() & {f"{name}_schedule" for name in names}
+        constant = {name: None for name in schedules if not is_adaptive(inner[name])}
+        data = {**data, "algorithm_config": {**inner, **constant}}
+    data = apply_overrides(data, words, ALIASES)
+    inner = data.get("algorithm_config") or {}
+    if hyperparameters and isinstance(inner, Mapping):
+        data["algorithm_config"] = {**inner, **hyperparameters}
+    if "seed" in hyperparameters:
+        data.pop("seed", None)
+    return data
 
 
 def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:

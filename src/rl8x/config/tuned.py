@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -60,3 +61,26 @@ def measured() -> dict[str, dict[str, Any]]:
     """Return what was measured with settings, by the names of their files without the suffix."""
     results: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
     return results
+
+
+def tuned_rows() -> list[tuple[str, ...]]:
+    """Return the cells of a table of all settings: a line for each task and algorithm, in the order of the files."""
+    found = measured()
+    lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
+    for files in tuned_files().values():
+        for path in files.values():
+            run = RunSpec.from_file(path)
+            lines.append((run.env.env, run.algorithm.algorithm, *_cells(run, found.get(path.stem))))
+    return lines
+
+
+def _cells(run: RunSpec, result: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """Write transitions, returns and seconds; of a setting that was not measured what its run file says."""
+    if result is None:
+        (stop,) = run.run.stop_conditions
+        return f"{stop['hits_upper_bound'][1]:,}", "not measured", "not measured"
+    returns = result["returns"]
+    digits = 2 if abs(max(returns, key=abs)) < 20 else 1
+    low, middle, high = (f"{value:.{digits}f}" for value in (min(returns), statistics.median(returns), max(returns)))
+    seeds = f"{low} to {high}, {len(returns)} seeds" if len(returns) > 1 else "1 seed"
+    return f"{result['transitions']:,}", f"{middle} ({seeds})", f"{result['seconds']:.0f}"

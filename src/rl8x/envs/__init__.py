@@ -10,6 +10,7 @@ from rl8x.envs.base import Carry, Env, Observation, Parameter, State, Step
 from rl8x.envs.bindings import Attribute, Function, Scale
 from rl8x.envs.builtin import *  # noqa: F403 - the classes in its `__all__`
 from rl8x.envs.gymnasium_env import GymnasiumEnv
+from rl8x.envs.listing import describe
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.numpy_env import NumpyEnv
 from rl8x.envs.observed import ObservedParameters
@@ -47,6 +48,7 @@ __all__ = [
     "State",
     "Step",
     "VmasEnv",
+    "describe",
     "env_maker",
     "make",
     "resolve",

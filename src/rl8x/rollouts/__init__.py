@@ -1,1 +1,1 @@
-"""Rollouts: steps and horizons of a policy in an environment, the rollout buffer, and statistics."""
+"""Rollouts: steps and horizons of a policy in an environment, the rollout buffer, statistics, and data sets."""

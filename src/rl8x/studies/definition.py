@@ -19,7 +19,7 @@ from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.algorithms.memory_check import check_cells
 from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
-from rl8x.config.spec import FIELDS, AlgorithmSpec, under_algorithm
+from rl8x.config.spec import FIELDS, AlgorithmSpec, class_named_in, overridden, under_algorithm
 from rl8x.disk import named_path
 from rl8x.envs import Env
 from rl8x.envs.cells import Cells, check_test, inside, make_cells, num_cells, support, why_none_is_inside
@@ -166,16 +166,13 @@ class StudyConfig:
             overrides: Texts such as `episodes=8` or `lr=3e-4`.
             trust: Whether names in it may be imported, see `RunSpec.from_file`; None trusts those in the overrides.
         """
-        data = renamed(load_run_file(path))
-        named = data.get("algorithm")
+        data, overrides = renamed(load_run_file(path)), list(overrides)
+        fields = {field.name for field in dataclasses.fields(cls)}
+        own = [word for word in overrides if re.split(r"[.=]", word, maxsplit=1)[0].strip() in fields]
+        words = [word for word in overrides if word not in own]
         trusted = trust or frozenset(texts(apply_overrides({}, overrides, ALIASES)))
-        config_class = algorithm_config_class(named if isinstance(named, str) else AlgorithmSpec.algorithm, trusted)
-        own = {field.name for field in dataclasses.fields(cls)}
-        words = [
-            word if re.split(r"[.=]", word, maxsplit=1)[0].strip() in own else under_algorithm(word, config_class)
-            for word in overrides
-        ]
-        data = {"name": Path(path).stem} | apply_overrides(data, words, ALIASES)
+        config_class = class_named_in(apply_overrides(data, words, ALIASES), trusted)
+        data = {"name": Path(path).stem} | apply_overrides(overridden(data, words, config_class), own)
         return cls.from_dict(data, trust=trusted)
 
     @property

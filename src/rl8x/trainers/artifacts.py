@@ -22,7 +22,7 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
 from rl8x.policy import Policy
-from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker
+from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker, TrackingError
 from rl8x.tracking.runs import RunReader
 from rl8x.tracking.secrets import logger
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name
@@ -72,6 +72,21 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = policy.save(Path(folder) / _FILE)
         tracker.log_model(path, describe_model(policy), **about)  # type: ignore[attr-defined]
+
+
+def log_to_run(checkpoint: Checkpoint, policy: Policy, tracking_uri: str | None, **about: Any) -> str:
+    """Log the policy of a checkpoint as a model of its run, which may have ended; return the model's ID."""
+    from rl8x.tracking.artifacts import describe_model, model_about
+
+    run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
+    record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else None
+    run_id = run["id"] or (record and record.id)
+    if run_id is None:
+        raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")
+    about |= {"key": f"{run['key']}/{checkpoint.path.name}/{about['name']}", **about_policy(checkpoint)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = policy.save(Path(folder) / _FILE)
+        return reader.log_model(run_id, path, model_about(describe_model(policy), **about))
 
 
 def policy_at(checkpoint: Checkpoint, policy: Policy) -> Policy:
