@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -16,6 +16,8 @@ from rl8x.envs.parameters import inherited_config, plain, shown_value
 from rl8x.importing import find_modules_here
 from rl8x.policy import Policy
 from rl8x.spaces import are_alike
+
+_ENV: Final = "Act in this environment.  [default: where the run trained, or evaluated]"
 
 
 class Acting(NamedTuple):
@@ -33,13 +35,12 @@ class Acting(NamedTuple):
 
 
 def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what both have: the run and values for its environment, a seed, and how a checkpoint is read."""
+    """Give a command what both have: the run, its environment and values for it, a seed, how a checkpoint is read."""
     for parameter in (
         click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs."),
         click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged."),
-        click.option(
-            "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds the environment and the actions."
-        ),
+        click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds environment and actions."),
+        click.option("--env", metavar="ENV", help=_ENV),
         click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]..."),
         click.argument("run"),
     ):

@@ -102,16 +102,8 @@ class _BenchCommand(RunCommand):
     metavar="PRECISION...",
     help="Precisions to measure: fp32, bf16, on CUDA also tf32.  [default: the run's, fp32]",
 )
-@click.option(
-    "--passes", type=click.IntRange(1), default=1, show_default=True, help="Fresh processes for each row, in turn."
-)
-@click.option(
-    "--seconds",
-    type=FiniteRange(0.0),
-    default=5.0,
-    show_default=True,
-    help="Seconds of iterations that each process times, after the first.",
-)
+@click.option("--passes", type=click.IntRange(1), default=1, help="Fresh processes for each row, in turn.")
+@click.option("--seconds", type=FiniteRange(0.0), default=5.0, help="Seconds that each times, after a first iteration.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
 @click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
 def bench(passes: int, seconds: float, threads: int | None, path: str | None, **run: Any) -> int:

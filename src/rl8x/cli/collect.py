@@ -28,7 +28,7 @@ rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 
 
 
 _OUTPUT = "A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]"
-_FORMAT = "A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets. [default: rl8x]"
+_FORMAT = "A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets."
 _RANDOM = "Act at random: a run only says in which environment, and RUN may be the name of one."
 
 
@@ -37,13 +37,8 @@ _RANDOM = "Act at random: a run only says in which environment, and RUN may be t
 @click.option("--output", metavar="NAME", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(["rl8x", "minari"]), default="rl8x", help=_FORMAT)
 @click.option("--random", "is_random", is_flag=True, help=_RANDOM)
-@click.option(
-    "--epsilon", type=FiniteRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
-)
+@click.option("--epsilon", type=FiniteRange(0, 1), default=0.0, help="Share of random actions.")
 @click.option("--deterministic", is_flag=True, help="Take the most likely actions rather than samples.")
-@click.option(
-    "--env", "env", metavar="ENV", help="Act in this environment. [default: where the run trained, or evaluated]"
-)
 @click.option(
     "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
 )

@@ -175,7 +175,8 @@ class _Completed(click.Command):
 @click.group(
     cls=_Commands,
     help=_HELP,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},  # of the commands too
+    # Of the commands too
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
     epilog="`rl8x COMMAND --help` explains a command.",
 )
 @click.version_option(__version__, prog_name="rl8x")

@@ -46,7 +46,6 @@ _GRID: Final = "A copy for each value, side by side; a second one makes rows, on
 @click.option("--grid", multiple=True, metavar="NAME=V1,V2,...", help=_GRID)
 @click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
-@click.option("--env", metavar="ENV", help="Play in this environment. [default: where the run trained, or evaluated]")
 @click.option(
     "--max-steps", type=_COUNT, help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]"
 )

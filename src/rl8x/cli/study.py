@@ -151,12 +151,10 @@ _PARAMETERS: Final = (
 )
 _BOOTSTRAP: Final = (
     "What intervals resample: whole policies, or seeds anew in each cell, as the package rliable does, which is too "
-    "narrow where one policy is played in all cells. [default: policies]"
+    "narrow where one policy is played in all cells."
 )
 _METRIC: Final = "Compare this metric; may be repeated. [default: returns of evaluations, else of training]"
-_level = click.option(
-    "--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
-)
+_level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage.")
 _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
 
 
@@ -166,11 +164,11 @@ _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the ru
 @click.option("--parameters", metavar="NAMES", help=_PARAMETERS)
 @click.option("--bootstrap", "over", type=click.Choice(["policies", "cells"]), default="policies", help=_BOOTSTRAP)
 @_level
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap. [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap.")
 @click.option(
     "--output", metavar="DIR", help="Folder for the files. [default: report in the study's folder, or reports/NAME]"
 )
-@click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known. [default]")
+@click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known.")
 @_tracking_uri
 def report(study: str, parameters: str | None, output: str | None, **options: Any) -> None:
     """Report on STUDY: a study's folder, or the name or ID of its parent run.

@@ -13,10 +13,10 @@ from rl8x.output import counted, table
 
 
 @click.command("ui", cls=Command)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Port to listen on.")
 @click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
-@click.option("--browser/--no-browser", default=True, help="Open the page, where there is a display.  [default: yes]")
+@click.option("--browser/--no-browser", default=True, help="Open the page, where there is a display.")
 def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
     """Show MLflow's web page on the runs, those of the newest run's experiment, until Ctrl-C.
 
