@@ -465,6 +465,30 @@ def test_a_file_says_the_same_as_a_script(here):
     assert config.to_dict() == expected.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [  # of what is typed, hyperparameters are those of the algorithm that is typed
+        (["algorithm=sac", "tau=0.1"], {"tau": 0.1}),
+        (["initial_alpha=0.1", "algorithm_cls=SACConfig"], {"initial_alpha": 0.1}),
+        (["algorithm=sac", "vary.tau=[0.1]"], {"tau": 0.1}),
+        # a number takes the place of the file's schedule of it
+        (["lr=0.1"], {"lr": 0.1, "lr_schedule": None}),
+        (["algorithm_config.lr=0.1"], {"lr": 0.1, "lr_schedule": None}),
+        (["vary.lr=[0.1]"], {"lr": 0.1, "lr_schedule": None}),
+        (["lr=0.1", "lr_schedule=[[0, 0.1]]"], {"lr": 0.1, "lr_schedule": [[0, 0.1]]}),
+        (["vary={lr: [0.1], lr_schedule: [[[0, 0.1]]]}"], {"lr": 0.1, "lr_schedule": [[0, 0.1]]}),
+        (["max_steps=4"], {}),
+    ],
+)
+def test_what_is_typed_and_varied_is_meant_as_in_train(here, words, given):
+    before = {"num_envs": 8, "lr_schedule": [[0, 1e-3], [1000, 1e-4]]}
+    file = {"env": "Pendulum", "max_steps": 3, "train": {"a": {}}, "test": {"g": [9]}, "algorithm_config": before}
+    (here / "tiny.json").write_text(json.dumps(file))
+    config = StudyConfig.from_file(here / "tiny.json", words)
+    run = config.run_of(config.trainings()[0])
+    assert run.algorithm.algorithm_config == {**before, **given}
+
+
 def killed_at(run, owner, name, when="before", number=1):
     """Call `run` in a fork that is killed before or after its n-th call of an attribute, which it must reach."""
     need_gradients_in_forks()

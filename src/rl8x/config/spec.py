@@ -586,24 +586,27 @@ def class_named_in(data: Mapping[str, Any], trust: Trust) -> type[AlgorithmConfi
     return algorithm_config_class(named if isinstance(named, str) else AlgorithmSpec.algorithm, trust)
 
 
+def without_schedules(data: Mapping[str, Any], numbers: Iterable[str]) -> dict[str, Any]:
+    """Return a run's data without the schedules that numbers take the place of, but for those that adapt."""
+    given = data.get("algorithm_config")
+    if not isinstance(given, Mapping):
+        return dict(data)
+    replaced = {f"{name}_schedule" for name in numbers} & given.keys()
+    constant = {name: None for name in replaced if not is_adaptive(given[name])}
+    return {**data, "algorithm_config": {**given, **constant}}
+
+
 def overridden(
     data: Mapping[str, Any],
     words: Iterable[str],
     config_class: type[AlgorithmConfig],
     hyperparameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return a run's data with `key=value` words, and then hyperparameters, put in.
-
-    A number takes the place of a schedule of it, but of one that adapts, which begins with it.
-    """
+    """Return a run's data with `key=value` words, and then hyperparameters, put in, also in place of schedules."""
     words = [under_algorithm(word, config_class) for word in words]
-    given, inner = (each.get("algorithm_config") for each in (apply_overrides({}, words, ALIASES), data))
-    if isinstance(inner, Mapping):
-        names = {*(given if isinstance(given, Mapping) else ()), *hyperparameters}
-        schedules = inner.keys() & {f"{name}_schedule" for name in names}
-        constant = {name: None for name in schedules if not is_adaptive(inner[name])}
-        data = {**data, "algorithm_config": {**inner, **constant}}
-    data = apply_overrides(data, words, ALIASES)
+    given = apply_overrides({}, words, ALIASES).get("algorithm_config")
+    numbers = {*(given if isinstance(given, Mapping) else ()), *hyperparameters}
+    data = apply_overrides(without_schedules(data, numbers), words, ALIASES)
     inner = data.get("algorithm_config") or {}
     if hyperparameters and isinstance(inner, Mapping):
         data["algorithm_config"] = {**inner, **hyperparameters}

@@ -19,7 +19,7 @@ from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.algorithms.memory_check import check_cells
 from rl8x.config import RunSpec, apply_overrides, load_run_file
 from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
-from rl8x.config.spec import FIELDS, AlgorithmSpec, class_named_in, overridden, under_algorithm
+from rl8x.config.spec import FIELDS, AlgorithmSpec, class_named_in, overridden, under_algorithm, without_schedules
 from rl8x.disk import named_path
 from rl8x.envs import Env
 from rl8x.envs.cells import Cells, check_test, inside, make_cells, num_cells, support, why_none_is_inside
@@ -332,12 +332,13 @@ class StudyConfig:
         Raises:
             ValueError: If a varied key leads into something that is not a mapping, or two are the same.
         """
-        data: dict[str, Any] = thawed(self.run)
-        algorithm = training.vary.get("algorithm", data.get("algorithm", AlgorithmSpec.algorithm))
+        algorithm = training.vary.get("algorithm", self.run.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
+        wholes = {name: under_algorithm(name, config_class) for name in training.vary}
+        data = without_schedules(thawed(self.run), (each.rpartition(".")[2] for each in wholes.values()))
         set_by: dict[str, str] = {}
         for name, value in training.vary.items():
-            whole = under_algorithm(name, config_class)
+            whole = wholes[name]
             if set_by.setdefault(whole, name) != name:
                 raise ValueError(f"vary[{name!r}] and vary[{set_by[whole]!r}] are both {whole!r}: keep one.")
             # A copy, as another varied key may lead into the value.
