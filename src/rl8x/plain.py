@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from array import array
-from collections import UserList, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import yaml
+from gymnasium import Space
 from torch import Tensor
 
 MAX_DEPTH: Final = 32
@@ -18,8 +17,8 @@ MAX_VALUES: Final = 100_000
 """Values that a file may have, keys among them; what an alias stands for counts wherever it stands."""
 
 _TAG: Final = "tag:yaml.org,2002:"
-# Sequences of Python's that are lists in a file.
-_LISTS: Final = (list, range, array, deque, UserList)
+# Sequences that are something else than lists in a file.
+_NO_LISTS: Final = (tuple, bytes, bytearray, memoryview, Space)
 
 
 class Loader(yaml.SafeLoader):
@@ -154,17 +153,22 @@ class FrozenList(list[Any]):
 
 
 def own_values(value: Any) -> Any:
-    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, and ranges and the like as lists.
+    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, and sequences of any class as lists.
 
-    Files can hold those.
+    Files can hold those. Texts and fractional numbers of other classes are such too.
     """
     if isinstance(value, np.generic):  # such as np.int64(64)
         return value.item()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     if isinstance(value, dict):
-        return {key: own_values(item) for key, item in value.items()}
-    if isinstance(value, _LISTS) or type(value) is tuple:
-        items = map(own_values, value)
-        return tuple(items) if isinstance(value, tuple) else list(items)
+        return {own_values(key): own_values(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(map(own_values, value))
+    if isinstance(value, Sequence) and not isinstance(value, _NO_LISTS):
+        return list(map(own_values, value))
     return value
 
 

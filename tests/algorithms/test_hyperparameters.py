@@ -5,12 +5,16 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import enum
 import functools
 import json
 import math
 import re
+import types
+from collections.abc import Sequence
 from typing import Optional
 
+import gymnasium
 import numpy as np
 import pytest
 from tests.algorithms.off_policy.test_offline import dataset
@@ -30,7 +34,9 @@ from rl8x.algorithms import (
 from rl8x.algorithms.hyperparameters import nearest_divisor, option
 from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
+from rl8x.config import dump_run
 from rl8x.config.describe import env_spec, run_spec
+from rl8x.config.files import parse_value
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
 from rl8x.plain import own_values
@@ -201,7 +207,23 @@ def test_numbers_of_numpy_are_kept_as_pythons_wherever_they_are_given(shown, giv
     assert repr(own) == repr(numpy)  # in which their types show
 
 
-@pytest.mark.parametrize("kind", [tuple, collections.deque, collections.UserList, functools.partial(array.array, "d")])
+class Own(Sequence):
+    """A sequence as users write one."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, place):
+        return self.values[place]
+
+
+KINDS = [tuple, collections.deque, collections.UserList, functools.partial(array.array, "d"), Own]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_every_kind_are_kept_as_files_have_them(kind):
     """Else a run trains by them, and its checkpoints cannot say what they were."""
     points = kind([0.0, 1e-3])
@@ -220,6 +242,34 @@ def test_sequences_of_every_kind_are_kept_as_files_have_them(kind):
     assert json.dumps(resolve(SACConfig(**sac).build(Pendulum))["config"]["critic_hidden_sizes"]) == "[3, 4]"
     own = Policy(*CARTPOLE, model_config={"hidden_sizes": collections.deque([3])}).describe()
     assert own["arguments"]["model_config"]["hidden_sizes"] == [3]
+
+
+class Word(str):
+    """A text of a class of one's own."""
+
+    def __str__(self):
+        return "something else"
+
+
+class Rate(float):
+    """A number of a class of one's own."""
+
+
+WORD = enum.Enum("WORD", {"A": "hidden_sizes"}, type=str).A
+
+
+@pytest.mark.parametrize("key", [Word("hidden_sizes"), np.str_("hidden_sizes"), WORD])
+@pytest.mark.parametrize("kind", [dict, types.MappingProxyType, collections.UserDict, collections.OrderedDict])
+def test_texts_numbers_and_mappings_of_every_class_are_kept_as_files_have_them(key, kind):
+    options = {"num_envs": 2, "horizon": 2, "lr": Rate(0.5), "seed": 0}
+    config = PPOConfig(model_config=kind({key: [3]}), device=Word("cpu"), optimizer_config=kind({}), **options)
+    run = run_spec(config.build(CartPole))
+    assert parse_value(dump_run(run.to_plain()))["algorithm_config"]["model_config"] == {"hidden_sizes": [3]}
+    assert {type(config.lr), type(config.device), *map(type, config.model_config)} == {float, str}
+
+
+def test_spaces_are_neither_lists_nor_texts():
+    assert isinstance(own_values(gymnasium.spaces.Tuple([])), gymnasium.spaces.Tuple)
 
 
 # Of these many are much work, which nobody can refuse.

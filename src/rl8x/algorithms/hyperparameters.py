@@ -59,7 +59,10 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 def check_options(config: Any) -> None:
     """Check every field of a config against what its `option` declares, and make its value the config's own."""
     for field in dataclasses.fields(config):
-        value = frozen(own_values(getattr(config, field.name)))
+        value = getattr(config, field.name)
+        if isinstance(value, Mapping) and kind_of(field).startswith("dict"):
+            value = dict(value)
+        value = frozen(own_values(value))
         declared = field.metadata
         object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):
