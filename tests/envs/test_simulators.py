@@ -204,6 +204,43 @@ def test_vmas_agents_share_a_policy():
     assert stats["episodes/returns/mean"] == pytest.approx(sum(own))
 
 
+def test_vmas_cuts_episodes_by_its_own_limit_too():
+    needs("vmas")
+    env = VmasEnv("balance", 2, seed=0, n_agents=2, max_steps=3)
+    env.reset()
+    cuts = [env.step(torch.zeros(4, 2))[3] for _ in range(6)]
+    assert [cut.tolist() for cut in cuts] == [[step in (2, 5)] * 4 for step in range(6)]
+    assert env.worlds.steps.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("gymnasium", lambda num_envs: GymnasiumEnv("Pendulum-v1", num_envs, time_limit=2)),
+        ("mpe2", lambda num_envs: PettingZooEnv("mpe2.simple_v3:parallel_env", num_envs, continuous_actions=True)),
+        ("vmas", lambda num_envs: VmasEnv("balance", num_envs, time_limit=2)),
+        ("brax", lambda num_envs: BraxEnv("fast", num_envs, time_limit=2)),
+    ],
+)
+def test_what_a_simulator_draws_is_its_own(name, make):
+    """Others beside it, such as that of evaluations, change nothing, and it changes nothing for the process."""
+    needs(name)
+
+    def seen(others):
+        env = make(4)
+        first, _ = env.reset(seed=3)
+        actions, rows = torch.zeros(env.num_envs, *env.single_action_space.shape), [first]
+        for step in range(6):
+            rows.append(env.step(actions)[0])
+            for other in others:
+                other.reset(seed=step)
+        return torch.stack(rows)
+
+    other, before = make(2), torch.get_rng_state()
+    assert torch.equal(seen([other]), seen([]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_agents_of_vmas_see():
     needs("vmas")
     env = VmasEnv("balance", 2, seed=0, agent_id=True, state="shared", n_agents=3)

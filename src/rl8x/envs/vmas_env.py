@@ -8,7 +8,8 @@ agents, and the world is reset in the same step; the observation before the rese
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
 
@@ -47,7 +48,7 @@ class VmasEnv(SimulatorEnv):
         team_return: What the return of a world's episode is of those of its agents; see `Team`.
         agent_id: Whether an agent sees which one it is.
         state: "shared" gives the critic the observations of all agents.
-        **kwargs: For `vmas.make_env`, and through it for the scenario.
+        **kwargs: For `vmas.make_env`, and through it for the scenario. Its `max_steps` truncates, as `time_limit` does.
 
     Raises:
         RuntimeError: If VMAS is not installed.
@@ -95,6 +96,7 @@ class VmasEnv(SimulatorEnv):
         self.metric_names = self.episode_metrics.names
         self.made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
         self.worlds = make_env(scenario, num_envs=num_envs, device=str(device), terminated_truncated=True, **kwargs)
+        self._random_state = list(self.worlds.vmas_random_state)
         bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
         self._bound = BoundBatch(bindings, self.worlds, resets_itself=False, advice=advice)
@@ -105,21 +107,22 @@ class VmasEnv(SimulatorEnv):
         """Reset all worlds; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        obs = self.worlds.reset(seed=self.next_seed)
+        with self._own_random():
+            obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
         return self.first_carry({}, parameters), self.team.see(self._joined(obs))
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
         agents = [part.clone() for part in actions.unflatten(0, (self.num_agents, -1)).unbind(0)]
-        obs, raw_rewards, ended, _, infos = self.worlds.step(agents)
+        with self._own_random():
+            obs, raw_rewards, ended, cut, infos = self.worlds.step(agents)
         rewards = self._joined(raw_rewards)
         check_rows("VmasEnv", self.num_envs, rewards=rewards)
-        check_rows("VmasEnv", self.num_copies, terminated=ended)
-        terminated = self.team.for_agents(ended)
-        truncated = torch.zeros_like(terminated)
+        check_rows("VmasEnv", self.num_copies, terminated=ended, truncated=cut)
+        terminated, truncated = self.team.for_agents(ended), self.team.for_agents(cut)
         if self.time_limit is not None:
-            truncated = carry["elapsed"] + 1 >= self.time_limit
+            truncated = truncated | (carry["elapsed"] + 1 >= self.time_limit)
         # Agents of a world begin and end together.
         done = terminated | truncated
         names = [name for name in self.metric_names if name in infos[0]]
@@ -128,11 +131,22 @@ class VmasEnv(SimulatorEnv):
         over = done[: self.num_copies].nonzero().squeeze(1).tolist()
         parameters = self._redrawn(done, carry["parameters"], self.starting_parameters(noise))
         self._put(parameters)
-        for world in over:
-            self.worlds.reset_at(world, return_observations=False)
-        if over:
-            next_obs = self.team.see(self._joined(self.worlds.get_from_scenario(True, False, False, False)[0]))
+        with self._own_random():
+            for world in over:
+                self.worlds.reset_at(world, return_observations=False)
+            if over:
+                next_obs = self.team.see(self._joined(self.worlds.get_from_scenario(True, False, False, False)[0]))
         return self._finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
+
+    @contextlib.contextmanager
+    def _own_random(self) -> Iterator[None]:
+        """Let VMAS draw from generators of these worlds alone: it has one state for all that a process makes."""
+        drawn_by_all = self.worlds.vmas_random_state
+        others, drawn_by_all[:] = list(drawn_by_all), self._random_state
+        try:
+            yield
+        finally:
+            self._random_state, drawn_by_all[:] = list(drawn_by_all), others
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
         """Refuse what VMAS cannot be set to."""
