@@ -103,6 +103,37 @@ def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when
         assert not spool.exists()
 
 
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("changed", ["variable", "process", "folder"])
+def test_a_trainer_that_runs_again_goes_on_in_the_store_of_its_run(
+    mlruns, mlflow_client, tmp_path, monkeypatch, changed, checkpoints
+):
+    """Whatever store the user has chosen for other runs since, and wherever the script is by then."""
+    import mlflow
+
+    algorithm = PPOConfig(**OPTIONS).build(CartPole)
+    trainer = Trainer(algorithm, tracker=MLflowTracker(interval_s=0.05), checkpoints=checkpoints, eval_env=False)
+    trainer.run(max_steps=1, progress="none")
+    other = f"sqlite:///{tmp_path}/other.db"
+    if changed == "variable":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+    elif changed == "process":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which MLflow sets too, and is restored
+        mlflow.set_tracking_uri(other)
+    else:
+        (tmp_path / "sub").mkdir()
+        monkeypatch.chdir(tmp_path / "sub")
+    try:
+        trainer.run(max_steps=1, progress="none")
+    finally:
+        mlflow.set_tracking_uri(None)
+    steps = mlflow_client.get_metric_history(trainer.tracker.run_id, "algorithm/steps")
+    assert [point.value for point in steps] == [1, 2]
+    assert mlflow_client.get_run(trainer.tracker.run_id).info.status == "FINISHED"
+    assert not (tmp_path / "other.db").exists()
+    assert not (tmp_path / "sub" / "mlruns").exists() or not checkpoints
+
+
 def test_names_that_mlflow_takes_for_one_stay_apart_also_in_a_run_that_goes_on(mlruns, mlflow_client, tmp_path):
     params = {"weights.x<0": 1, "weights.x>0": 2, "weights.x_0": 3, "other(": 4}
     tags = {"part[": "a", "part(": "b"}

@@ -196,7 +196,7 @@ class MLflowTracker:
             self._texts("params", {**(self.params or {}), **params}),
             self._texts("tags", {**(self.tags or {}), **tags}),
         ]
-        going_on = not repeats and resume is not None and resume == self.resume_handle
+        going_on = not repeats and resume is not None and self._is_last(resume)
         before = self._repeats if going_on else None  # what had not come again yet
         journal, location = self._journal, self._location = self._open(resume, going_on=going_on)
         self._repeats = before
@@ -236,10 +236,11 @@ class MLflowTracker:
         if resume is None:
             return self._create(header, locate(self.tracking_uri))
         journal = self._reopened(resume)
+        own = self._location if going_on else None  # whatever the user has chosen since
         if journal is not None:
-            return journal, self._location_of(journal)
+            return journal, own or self._location_of(journal)
         # It was sent and removed.
-        location = self._location if going_on and self._location is not None else locate(self.tracking_uri)
+        location = own or locate(self.tracking_uri)
         if going_on and self._journal is not None:
             header["owns"] = self._journal.header["owns"]
         if resume.startswith(HANDLE_PREFIX):
@@ -252,6 +253,11 @@ class MLflowTracker:
         if self.run_key is not None and not (self.spool_root / self.run_key).exists():
             header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
         return self._create({**header, "run_id": resume}, location)
+
+    def _is_last(self, handle: str) -> bool:
+        """Whether a handle is of this tracker's last run, which has another one once the store has made it."""
+        journal = self._journal
+        return journal is not None and handle in (self.run_id, f"{HANDLE_PREFIX}{journal.header['spool_id']}")
 
     def _new_header(self) -> Op:
         """Return the header of a journal that is made now, with the experiment that MLflow's variables name."""
@@ -276,7 +282,8 @@ class MLflowTracker:
 
     def _reopened(self, handle: str) -> Journal | None:
         """Open the journal of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
-        roots = [self.spool_root] if self.resumed_spool is None else [self.resumed_spool.parent, self.spool_root]
+        last = self.spool_folder if self._is_last(handle) else None
+        roots = [*(spool.parent for spool in (last, self.resumed_spool) if spool is not None), self.spool_root]
         folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
         if folder is None:
             return None
