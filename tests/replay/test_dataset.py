@@ -578,13 +578,13 @@ class Recorded:
 
 
 def episode(number, steps, end, **changes):
-    flags = [t == steps - 1 for t in range(steps)]
+    flags = np.arange(steps) == steps - 1
     values: dict[str, Any] = {
         "observations": {"x": np.arange(steps + 1.0)[:, None] + 10 * number},
         "actions": (np.arange(steps), np.zeros((steps, 2), np.float32)),
         "rewards": np.ones(steps),
-        "terminations": np.array(flags) & (end == "terminated"),
-        "truncations": np.array(flags) & (end == "truncated"),
+        "terminations": flags & (end == "terminated"),
+        "truncations": flags & (end == "truncated"),
     }
     return Episode(number, **(values | changes))
 
@@ -601,8 +601,25 @@ def test_minaris_episodes_keep_their_true_final_observations():
     assert dataset.episode_returns.tolist() == [3.0, 2.0, 1.0]
     with pytest.raises(ValueError, match="episode 7 has 3 rewards"):
         Dataset.from_minari(Recorded([episode(7, 3, "open", actions=np.zeros(2))]))
-    with pytest.raises(ValueError, match="no episodes"):
-        Dataset.from_minari(Recorded([]))
+    for empty in ([], [episode(0, 0, "open")]):
+        with pytest.raises(ValueError, match="no steps"):
+            Dataset.from_minari(Recorded(empty))
+    nothing = episode(1, 0, "open", actions=[], rewards=[])  # of another type, as nothing says which
+    assert len(all_rows(Dataset.from_minari(Recorded([episodes[0], nothing])))["returns"]) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actions": np.zeros((3, 2), np.float32)},
+        {"observations": {"x": np.zeros((4, 2))}},
+        {"observations": {"y": np.zeros((4, 1))}},
+        {"observations": {"x": np.zeros((4, 1), np.int64)}},
+    ],
+)
+def test_minaris_episodes_that_differ_are_refused(changes):
+    with pytest.raises(ValueError, match="episodes differ in the names, shapes or types"):
+        Dataset.from_minari(Recorded([episode(0, 3, "open"), episode(1, 3, "open", **changes)]))
 
 
 class FromThree(gymnasium.Env):

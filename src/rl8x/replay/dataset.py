@@ -177,7 +177,7 @@ class Dataset:
         """
         source, episodes = read_minari(source)
         if not episodes:
-            raise ValueError("this data set of Minari's has no episodes.")
+            raise ValueError("this data set of Minari's has no steps.")
         spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}
         rows = {name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}
         return cls(rows, device, **(spaces | options))

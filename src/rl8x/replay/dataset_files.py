@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -157,15 +157,20 @@ def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
     if isinstance(source, str):
         folder, load = _minaris_folder(source)
     if folder is None:
-        return source, [transitions_of(episode) for episode in source.iterate_episodes()]
+        return source, _alike(source.iterate_episodes())
     with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
         _check_minari(Path(folder))
         source = source if load is None else load()
-        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
-        kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in episodes]
-        if any(kind != kinds[0] for kind in kinds):
-            raise ValueError("its episodes differ in the names, shapes or types of what they hold")
-        return source, episodes
+        return source, _alike(source.iterate_episodes())
+
+
+def _alike(episodes: Iterable[Any]) -> list[dict[str, Tensor]]:
+    """Return the transitions of each of Minari's episodes that has any; refuse such as do not go together."""
+    found = [rows for rows in map(transitions_of, episodes) if len(rows[keys.REWARDS])]
+    kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in found]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ValueError("the episodes differ in the names, shapes or types of what they hold")
+    return found
 
 
 def _minaris_folder(name: str) -> tuple[Path, Callable[[], Any]]:
