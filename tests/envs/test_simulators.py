@@ -373,6 +373,23 @@ def test_brax_through_dlpack():
     algorithm.collect()
 
 
+@pytest.mark.parametrize("own", [{}, {"auto_reset": False}, {"batch_size": 2}, {"episode_length": None}])
+def test_wrappers_for_braxs_own_training_are_refused(own):
+    """Their time limit is no other than the task's own end: nothing would be bootstrapped there."""
+    needs("brax")
+    import brax.envs
+
+    class Wrapped(brax.envs.Wrapper):
+        """One of a user's own around them."""
+
+    made = brax.envs.create("fast", **own)
+    assert BraxEnv(Wrapped(brax.envs.get_environment("fast")), 2).num_envs == 2
+    for env in (made, Wrapped(made)):
+        names = "AutoResetWrapper" if own.get("auto_reset", True) else "EpisodeWrapper"
+        with pytest.raises(TypeError, match=f"BraxEnv: env has the wrapper {names}, and copies, time limits"):
+            BraxEnv(env, 2)
+
+
 def test_fields_of_a_brax_system_move_as_an_environment_made_with_them():
     needs("brax")
     import jax

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -31,6 +31,8 @@ from rl8x.envs.simulator import SimulatorEnv
 from rl8x.names import unknown_name
 from rl8x.plain import frozen
 from rl8x.spaces import tree_of
+
+_WRAPPERS: Final = ("brax.envs.wrappers.training", "mujoco_playground._src.wrapper")
 
 
 class BraxEnv(SimulatorEnv):
@@ -50,7 +52,7 @@ class BraxEnv(SimulatorEnv):
 
     Raises:
         RuntimeError: If JAX is not installed.
-        TypeError: If it is no such environment.
+        TypeError: If it is no such environment, or has wrappers that batch it, or end or begin its episodes.
         ValueError: If there is no such field or name.
     """
 
@@ -75,6 +77,7 @@ class BraxEnv(SimulatorEnv):
             env = _named(env)
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
+        _check_unwrapped(env)
         self.episode_metrics = EpisodeMetrics(())
         self.made_from = env, frozen({"parameters": parameters})
         systems = Systems(bindings_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
@@ -170,6 +173,20 @@ def _named(name: str) -> Any:
         return envs.get_environment(name)
     except KeyError:
         raise ValueError(f"BraxEnv: Brax has no environment {name!r}, such as 'ant'.") from None
+
+
+def _check_unwrapped(env: Any) -> None:
+    """Refuse an environment in a wrapper for training: its time limit would look like the task's own end."""
+    inner = env
+    while inner is not None:
+        for cls in type(inner).__mro__:
+            if cls.__module__ in _WRAPPERS and cls.__name__ != "Wrapper":
+                raise TypeError(
+                    f"BraxEnv: env has the wrapper {cls.__name__}, and copies, time limits and resets are made here. "
+                    "Give what brax.envs.get_environment(name) or Playground's registry.load(name) makes, and "
+                    "`time_limit`."
+                )
+        inner = vars(inner).get("env")
 
 
 def _observation_space(size: Any) -> Any:
