@@ -35,7 +35,7 @@ from rl8x.algorithms.hyperparameters import nearest_divisor, option
 from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
 from rl8x.config import dump_run
-from rl8x.config.describe import env_spec, run_spec
+from rl8x.config.describe import algorithm_spec, env_spec, run_spec
 from rl8x.config.files import parse_value
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
@@ -266,6 +266,15 @@ def test_texts_numbers_and_mappings_of_every_class_are_kept_as_files_have_them(k
     run = run_spec(config.build(CartPole))
     assert parse_value(dump_run(run.to_plain()))["algorithm_config"]["model_config"] == {"hidden_sizes": [3]}
     assert {type(config.lr), type(config.device), *map(type, config.model_config)} == {float, str}
+
+
+def test_paths_are_kept_as_texts(tmp_path):
+    dataset(Pendulum, size=8).save(tmp_path / "data")
+    config = BCConfig(dataset=tmp_path / "data", batch_size=2, device="cpu")
+    assert config.build().params["dataset"] == str(tmp_path / "data")
+    replay = DQNConfig(buffer_path=tmp_path / "replay", buffer_size=50, device="cpu")
+    for each, name in ((config, "dataset"), (replay, "buffer_path")):
+        assert algorithm_spec(each).algorithm_config[name] == str(getattr(each, name))
 
 
 def test_spaces_are_neither_lists_nor_texts():

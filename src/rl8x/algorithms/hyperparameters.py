@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import difflib
 import math
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,10 +60,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 def check_options(config: Any) -> None:
     """Check every field of a config against what its `option` declares, and make its value the config's own."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, Mapping) and kind_of(field).startswith("dict"):
-            value = dict(value)
-        value = frozen(own_values(value))
+        value = _as_in_files(field, getattr(config, field.name))
         declared = field.metadata
         object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):
@@ -76,6 +74,16 @@ def check_options(config: Any) -> None:
         _check_kind(field, value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_range(field.name, value, declared)
+
+
+def _as_in_files(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return a copy of a field's value of the classes that files have: mappings are dicts, paths are texts."""
+    kinds = kind_of(field)
+    if isinstance(value, Mapping) and kinds.startswith("dict"):
+        value = dict(value)
+    if isinstance(value, os.PathLike) and "str" in kinds:
+        value = os.fspath(value)
+    return frozen(own_values(value))
 
 
 def _may_be_none(field: dataclasses.Field[Any]) -> bool:
