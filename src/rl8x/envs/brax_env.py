@@ -186,7 +186,7 @@ def _check_unwrapped(env: Any) -> None:
                     "Give what brax.envs.get_environment(name) or Playground's registry.load(name) makes, and "
                     "`time_limit`."
                 )
-        inner = vars(inner).get("env")
+        inner = getattr(inner, "__dict__", {}).get("env")
 
 
 def _observation_space(size: Any) -> Any:
