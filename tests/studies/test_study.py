@@ -477,6 +477,7 @@ def test_a_file_says_the_same_as_a_script(here):
         (["vary.lr=[0.1]"], {"lr": 0.1, "lr_schedule": None}),
         (["lr=0.1", "lr_schedule=[[0, 0.1]]"], {"lr": 0.1, "lr_schedule": [[0, 0.1]]}),
         (["vary={lr: [0.1], lr_schedule: [[[0, 0.1]]]}"], {"lr": 0.1, "lr_schedule": [[0, 0.1]]}),
+        (["vary={model_config.lr: [0.1]}"], {"model_config": {"lr": 0.1}}),  # another number of the name
         (["max_steps=4"], {}),
     ],
 )

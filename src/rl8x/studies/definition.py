@@ -335,7 +335,8 @@ class StudyConfig:
         algorithm = training.vary.get("algorithm", self.run.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
         wholes = {name: under_algorithm(name, config_class) for name in training.vary}
-        data = without_schedules(thawed(self.run), (each.rpartition(".")[2] for each in wholes.values()))
+        numbers = (whole.removeprefix("algorithm_config.") for whole in wholes.values())
+        data = without_schedules(thawed(self.run), numbers)
         set_by: dict[str, str] = {}
         for name, value in training.vary.items():
             whole = wholes[name]
