@@ -5,25 +5,26 @@ BIN := .venv/bin
 PACKAGE := .venv/.installed
 STAMP := .venv/.installed-dev
 
-.PHONY: demo test test-all test-torch test-oldest check format fuzz fuzz-cuda faults learning study-figures run-figures play-figure docs docs-serve package clean
+.PHONY: demo test short test-all test-torch test-oldest check format fuzz fuzz-cuda faults learning study-figures run-figures play-figure docs docs-serve package clean
 
 demo: $(PACKAGE)
 	@echo "make: training CartPole by examples/demo.yaml, which takes seconds"
 	$(BIN)/rl8x train -f examples/demo.yaml
 
-# What takes minutes by itself: `make test-all` runs it.
-LONG := tests/browser tests/ranks/test_failures.py tests/simulated_cuda tests/test_faults.py
+# In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait. What takes many seconds
+# by itself is marked `long`.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 check short
 
-# In whole files, ordered by tests/conftest.py; one worker more than cores, for the tests that wait.
-test: check
-	$(BIN)/python -m pytest $(LONG:%=--ignore=%) -n 3 --dist loadfile --max-worker-restart=0 --durations=30
+short: $(STAMP)
+	$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile --max-worker-restart=0 --durations=30
 
 # All tests with every extra: those of `make test`, then those that it skipped, where a package that is missing is a failure,
 # then the long ones, among them those of MLflow's page in a browser, where there is one.
 test-all: test
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test-all]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --durations=10 --skipped
-	$(BIN)/python -m pytest $(LONG) -n 2 --dist loadfile --max-worker-restart=0 --durations=10
+	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --max-worker-restart=0 --durations=10
 
 # The tests, or those in TESTS, with another torch such as TORCH=2.14.1, or another Python by PYTHON=python3.13 too, in an
 # environment of its own, by WORKERS processes.
@@ -45,7 +46,7 @@ test-oldest:
 	sed -nE 's/^    "([A-Za-z]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml > .venv-oldest/constraints.txt
 	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt torch
 	$(OLDEST_BIN)/python -m pip install --quiet -c .venv-oldest/constraints.txt -e '.[dev]'
-	$(OLDEST_BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(or $(TESTS),$(LONG:%=--ignore=%))
+	$(OLDEST_BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not long" $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from tests.pages import ROOT
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and Linux's files")
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.draws_curves
 @pytest.mark.parametrize(

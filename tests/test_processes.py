@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -118,7 +119,7 @@ def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
+def run_folder(tmp_path_factory, mlflow_template):
     """A folder with a run, a study's file, and modules that nobody asked for."""
     base = tmp_path_factory.mktemp("commands")
     (base / "bin").mkdir()
@@ -126,6 +127,8 @@ def run_folder(tmp_path_factory):
     folder = fill(base / "sent")
     (folder / "mine.py").write_text("from rl8x.envs import CartPole\nclass Mine(CartPole): pass\n")
     (folder / "study.yaml").write_text(STUDY)
+    (folder / "mlruns").mkdir()
+    shutil.copyfile(mlflow_template, folder / "mlruns/mlflow.db")
     done = command(folder, "train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=one")
     assert done.returncode == 0, done.stderr
     assert executed(folder) == ""
@@ -147,6 +150,7 @@ COMMANDS = {  # those that start processes of their own, as `train` does
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words):
     done = command(run_folder, *words)
@@ -170,6 +174,7 @@ def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
     assert executed(folder) == ""
 
 
+@pytest.mark.long
 def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -84,6 +84,7 @@ def test_python_runs(page: Path) -> None:
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), namespace)
 
 
+@pytest.mark.long
 def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

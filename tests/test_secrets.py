@@ -66,6 +66,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, mlflow_template):
     uri = f"http://me:{quote(PASSWORD, safe='')}@{dead_address()}"
     shown = uri.replace(quote(PASSWORD, safe=""), "***")

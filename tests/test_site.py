@@ -93,6 +93,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return site, warnings
 
 
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_lists_every_name(built: tuple[Path, list[str]]) -> None:
     site, warnings = built
     assert not warnings

@@ -21,6 +21,7 @@ def shape(text: str) -> str:
     return re.sub(r" +", " ", re.sub(NUMBER, "N", text)).strip()
 
 
+@pytest.mark.long
 def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared_and_exported(
     mlruns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

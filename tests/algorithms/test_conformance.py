@@ -208,7 +208,9 @@ SHARED = {"num_envs": 6, "num_threads": 2, "sgd_minibatch_size": None, "time_lim
 SHARED |= {"model_config": {"hidden_sizes": [8]}}
 
 
-@pytest.mark.parametrize("case", ["ppo", "ppo, agents apart", "sac, delayed"])
+@pytest.mark.parametrize(
+    "case", ["ppo", *(pytest.param(case, marks=pytest.mark.long) for case in ("ppo, agents apart", "sac, delayed"))]
+)
 def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
     """Of `ppo` the steps too: its programs are those of trainers/test_resume.py, which are then compiled once."""
     options = SHARED if case == "ppo" else {"updates_per_sample": 0.25} if "sac" in case else {}  # 4 updates at once

@@ -15,7 +15,10 @@ from rl8x.cli.main import main
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, table
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason=f"there is no browser: none of {', '.join(NAMES)}")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_chromium() is None, reason=f"there is no browser: none of {', '.join(NAMES)}"),
+]
 
 # The width of the widest picture that the page has loaded, in pixels, as JavaScript.
 WIDEST = "Math.max(0, ...[...document.images].map(image => image.naturalWidth))"

@@ -96,11 +96,12 @@ def places(data, place=()):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, mlflow_template):
     """Folders of checkpoints of two runs: one typed, one of a run file that evaluates and is kept in MLflow."""
     folders, before = [tmp_path_factory.mktemp("saved") / name for name in ("typed", "file")], os.getcwd()
     for folder, words in zip(folders, (["--no-tracking"], ["--steps-per-eval", "1"]), strict=True):
-        folder.mkdir()
+        (folder / "mlruns").mkdir(parents=True)
+        shutil.copyfile(mlflow_template, folder / "mlruns/mlflow.db")
         os.chdir(folder)
         try:
             assert main(["train", "CartPole", *SMALL, "checkpoints.directory=run", *words]) == 0

@@ -21,6 +21,7 @@ def test_help_loads_neither_torch_nor_mlflow():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.long
 def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     code = (
         "import sys\nfrom rl8x.cli.main import main\n"

@@ -396,6 +396,7 @@ def database(mlflow_template, tmp_path_factory):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", [0, 1])
 def test_features_combined(half, database, monkeypatch):
     """Compiled programs are recorded as ever and run as they are recorded: only C++ is left out, but in a few."""

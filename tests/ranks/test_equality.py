@@ -7,6 +7,7 @@ from tests.ranks.launch import launch
 from rl8x import keys
 from rl8x.execution import execution
 
+pytestmark = pytest.mark.long
 # Times and memory are rank 0's own.
 OWN = ("profiling/", "memory/")
 

@@ -20,6 +20,7 @@ def output_of(folder, griefs, forks):
     return output
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.parametrize(
     ("griefs", "forks"),

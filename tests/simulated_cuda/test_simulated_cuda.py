@@ -17,6 +17,7 @@ from tests.simulated_cuda.runs import RUNS
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++, which builds the device"),
     pytest.mark.skipif(
         torch.version.cuda is not None,

@@ -54,6 +54,7 @@ def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     assert len(said) == 2
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_driver(tmp_path):
     """Also one that has got no job, which would wait minutes for one."""
 

@@ -515,6 +515,7 @@ def killed_at(run, owner, name, when="before", number=1):
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1]), f"{name} was not called {number} times"
 
 
+@pytest.mark.long
 def test_a_study_that_is_killed_anywhere_goes_on(here):
     """Killed with -9 where it is most awkward; the table is that of a study which nobody killed."""
     options = {"tracking": False, "max_steps": 4, "train": {"wide": TRAIN["wide"]}, "evaluate_at": [2]}

@@ -159,6 +159,7 @@ def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, 
     assert history(mlflow_client, again.run_id, "a") == [(1, 1.0), (2, 2.0)]
 
 
+@pytest.mark.long
 def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
     process = run_script(
         """
@@ -224,6 +225,7 @@ def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, ml
     assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
 
 
+@pytest.mark.long
 def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
     process = run_script(
         """
@@ -373,6 +375,7 @@ def test_seconds_that_are_none_are_refused(name, seconds):
         MLflowTracker(**{name: seconds})
 
 
+@pytest.mark.long
 def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_client, tmp_path):
     """In such a folder MLflow would find no artifacts, did its process not speak UTF-8 whatever the locale.
 

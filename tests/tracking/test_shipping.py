@@ -323,6 +323,7 @@ def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlru
     assert len({tracker.run_id, other.run_id}) == 2
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.usefixtures("forks")
 def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypatch, caplog):
@@ -342,6 +343,7 @@ def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypa
     assert mlflow().get_run(tracker.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.usefixtures("forks")
 def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_it_does_not(mlruns, monkeypatch, caplog):
@@ -376,6 +378,7 @@ def test_what_runs_is_told_from_what_waits_or_is_stopped(script):
         other.kill()
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 def test_one_that_is_started_early_imports_mlflow_touches_nothing_and_is_ended_unused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -224,6 +224,7 @@ sys.exit(ui.serve_ui("sqlite:///x.db"))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 @pytest.mark.usefixtures("default_signals")
 def test_however_it_is_ended_nothing_is_left_on_the_port(tmp_path, sent):

@@ -77,6 +77,7 @@ def store_processes():
     return [file for file in commands if file.exists() and b"tracking.shipper" in file.read_bytes()]
 
 
+@pytest.mark.long
 @pytest.mark.store_process
 def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when_they_are_collected(
     mlruns, mlflow_client

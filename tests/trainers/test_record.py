@@ -253,6 +253,7 @@ def test_where_nothing_is_kept_there_is_nothing_to_say():
     assert trainer.ending == [f"run {trainer.tracker.run_id} is in memory"]
 
 
+@pytest.mark.long
 def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
     write = Journal._write
     intercepted(monkeypatch, no_answer)
@@ -302,6 +303,7 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
     assert late.ending[-1].endswith(", N above 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
 def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool_dir, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

@@ -123,6 +123,7 @@ X, Y = "sqlite:///x.db", "sqlite:///y.db"
 DOWN = "http://127.0.0.1:9"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("in_shell", "typed", "source", "expected"),
     [
