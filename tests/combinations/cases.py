@@ -187,7 +187,7 @@ class Case:
             config = dataclasses.replace(config, teacher=untrained(env, config.teacher))
         if self.kind == "gymnasium":
             return config.build(env)
-        algorithm = config.build(env.func, **env.keywords)
+        algorithm = config.build(env.func, **env.arguments)
         algorithm.env.bad = self.bad
         return algorithm
 
