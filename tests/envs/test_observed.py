@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl8x.algorithms import BCConfig, DQNConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.envs import (
     AlgoTrading,
     CartPole,
@@ -143,6 +143,31 @@ def test_parameters_join_a_dict_beside_its_mask():
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
     assert policy.masked
     assert policy.model.actor_flat.width == 3  # the change, and whether the asset is held, one-hot
+
+
+class InTwo(CartPole):
+    """Its observation is a `Tuple`, which tensors have as a dict of its numbers."""
+
+    def __init__(self, *args, **kwargs):
+        half = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_observation_space = spaces.Tuple((half, half))
+        super().__init__(*args, **kwargs)
+
+    def observe(self, state, parameters):
+        first, second = super().observe(state, parameters).chunk(2, -1)
+        return {"0": first, "1": second}
+
+
+def test_parameters_join_a_tuple_as_one_part_beside_it():
+    env, plain = ObservedParameters(InTwo(2, seed=0), "all"), CartPole(2, seed=0)
+    seen, bare = env.reset()[0], plain.reset()[0]
+    for _ in range(3):
+        assert seen.keys() == {"obs", "parameters"}
+        assert torch.equal(torch.cat([seen["obs"]["0"], seen["obs"]["1"]], -1), bare)
+        seen, bare = (each.step(torch.ones(2, dtype=torch.int64))[0] for each in (env, plain))
+    validate(env)
+    algorithm = PPOConfig(num_envs=2, horizon=4, device="cpu", seed=0).build(InTwo, observe_parameters="all")
+    assert algorithm.collect()["rewards/mean"] == 1.0
 
 
 class OwnConstructor(CartPole):

@@ -119,6 +119,7 @@ class ObservedParameters(Env):
     env: Env
     observe_parameters: ObserveParameters
     scaled: ScaledParameters
+    has_parts: bool  # whether the environment's own observation is a `Dict`; a `Tuple`'s tensors are a dict too
 
     def __init__(self, env: Env, observe_parameters: ObserveParameters) -> None:
         self.env, self.observe_parameters = env, observe_parameters
@@ -132,6 +133,7 @@ class ObservedParameters(Env):
                 "has none. Declare some in `parameters`, or leave it at 'none'."
             )
         space = env.single_observation_space
+        self.has_parts = isinstance(space, spaces.Dict)
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {keys.OBS: space}
         if PARAMETERS in parts:
             raise ValueError(
@@ -169,7 +171,7 @@ class ObservedParameters(Env):
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy."""
         carry, obs = self.env.restart(noise)
-        return carry, _joined(obs, self.scaled(carry["parameters"]))
+        return carry, self._joined(obs, self.scaled(carry["parameters"]))
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
@@ -181,13 +183,17 @@ class ObservedParameters(Env):
     def _shown(self, obs: Any, final_obs: Any, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> tuple[Any, Any]:
         """Return the observations after and before a reset, each with the parameters of its episode."""
         final = self.scaled(old)
-        return _joined(obs, final if new is old else self.scaled(new)), _joined(final_obs, final)
+        return self._joined(obs, final if new is old else self.scaled(new)), self._joined(final_obs, final)
+
+    def _joined(self, obs: Any, parameters: Tensor) -> Any:
+        """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
+        return {**(obs if self.has_parts else {keys.OBS: obs}), PARAMETERS: parameters}
 
     def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
         """Start an episode in every copy; see `Env.reset`."""
         obs, info = self.env.reset(**options)
         assert self.env.carry is not None
-        return _joined(obs, self.scaled(self.env.carry["parameters"])), info
+        return self._joined(obs, self.scaled(self.env.carry["parameters"])), info
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step in every copy; see `Env.step`."""
@@ -203,10 +209,7 @@ class ObservedParameters(Env):
         return None if twin is None else ObservedParameters(twin, self.observe_parameters)
 
 
-_SET: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
+_SET: Final = frozenset(
+    {"env", "observe_parameters", "scaled", "has_parts", "single_observation_space", "observation_space"}
+)
 _OWN: Final = frozenset({*_SET, *vars(ObservedParameters)})
-
-
-def _joined(obs: Any, parameters: Tensor) -> Any:
-    """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
-    return {**(obs if isinstance(obs, dict) else {keys.OBS: obs}), PARAMETERS: parameters}
