@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import warnings
 
+import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
 
 from rl8x import DQNConfig, MemoryTracker, NullTracker, PPOConfig, Trainer
 from rl8x.envs import Spread, make, validate
+from rl8x.envs.team import Team
 from rl8x.randomization import Adaptive
+from rl8x.spaces import leaves
+from rl8x.trees import flatten_tree
 from rl8x.video import film
 
 COPIES = 3
@@ -76,6 +80,17 @@ def test_agents_of_a_copy_are_in_one_place_with_one_physics():
         for agent in range(3):
             assert torch.equal(obs["state"][f"agent_{agent}"].view(3, 4, -1)[2], own[agent])
     assert env.another(4).num_envs == 12
+
+
+@pytest.mark.parametrize("own", [spaces.Tuple, lambda parts: spaces.Dict(dict(zip("01", parts, strict=True)))])
+def test_what_agents_see_besides_joins_a_dict_and_stands_beside_a_tuple(own):
+    """The tensors of either are a dict."""
+    team = Team(["a", "b"], "Both", agent_id=True, state="shared")
+    space = team.space(own((spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3))))
+    seen = flatten_tree("", team.see({"0": torch.zeros(4, 2), "1": torch.zeros(4)}))
+    assert {"/".join(("", *path)): leaf.shape for path, leaf in leaves(space)} == {
+        name: part.shape[1:] for name, part in seen.items()
+    }
 
 
 def test_a_run_counts_copies_and_measures_the_team():

@@ -19,12 +19,11 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x import keys
 from rl8x.envs.base import Env, advanced, apart
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.steps import Actions, Carry, Observation, Step
 from rl8x.names import did_you_mean
-from rl8x.spaces import AsymmetricDict, critic_only
+from rl8x.spaces import AsymmetricDict, by_part, critic_only
 
 ObserveParameters: TypeAlias = Literal["none", "critic", "all"]
 MODES: Final = ("none", "critic", "all")
@@ -119,7 +118,6 @@ class ObservedParameters(Env):
     env: Env
     observe_parameters: ObserveParameters
     scaled: ScaledParameters
-    has_parts: bool  # whether the environment's own observation is a `Dict`; a `Tuple`'s tensors are a dict too
 
     def __init__(self, env: Env, observe_parameters: ObserveParameters) -> None:
         self.env, self.observe_parameters = env, observe_parameters
@@ -133,8 +131,7 @@ class ObservedParameters(Env):
                 "has none. Declare some in `parameters`, or leave it at 'none'."
             )
         space = env.single_observation_space
-        self.has_parts = isinstance(space, spaces.Dict)
-        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {keys.OBS: space}
+        parts = by_part(space, space)
         if PARAMETERS in parts:
             raise ValueError(
                 f"{owner}={observe_parameters!r} needs the name {PARAMETERS!r} in the observation, which has such a "
@@ -187,7 +184,7 @@ class ObservedParameters(Env):
 
     def _joined(self, obs: Any, parameters: Tensor) -> Any:
         """Return an observation `[num_envs, *obs]`, or a dict of them, with parameters `[num_envs, num_parameters]`."""
-        return {**(obs if self.has_parts else {keys.OBS: obs}), PARAMETERS: parameters}
+        return {**by_part(self.env.single_observation_space, obs), PARAMETERS: parameters}
 
     def reset(self, **options: Any) -> tuple[Observation, dict[str, Any]]:
         """Start an episode in every copy; see `Env.reset`."""
@@ -209,7 +206,5 @@ class ObservedParameters(Env):
         return None if twin is None else ObservedParameters(twin, self.observe_parameters)
 
 
-_SET: Final = frozenset(
-    {"env", "observe_parameters", "scaled", "has_parts", "single_observation_space", "observation_space"}
-)
+_SET: Final = frozenset({"env", "observe_parameters", "scaled", "single_observation_space", "observation_space"})
 _OWN: Final = frozenset({*_SET, *vars(ObservedParameters)})

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.steps import Observation
 from rl8x.names import did_you_mean
-from rl8x.spaces import AsymmetricDict, check_supported, describe_space, without_parts
+from rl8x.spaces import AsymmetricDict, by_part, check_supported, describe_space, without_parts
 from rl8x.trees import first_tensor, tree_map
 
 TeamReturn: TypeAlias = str | Callable[[Tensor], Tensor]
@@ -117,9 +117,10 @@ class Team:
         Raises:
             ValueError: If the observation has a part of such a name.
         """
+        self._own_space = own
         if not self.agent_id and self.state is None:
             return own
-        parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {keys.OBS: own}
+        parts = by_part(own, own)
         for name, is_added in ((AGENT_ID, self.agent_id), (STATE, self.state is not None)):
             if is_added and name in parts:
                 raise ValueError(f"{self.owner}: observations have a part {name!r} already. Leave `{name}` out.")
@@ -140,7 +141,7 @@ class Team:
         """
         if not self.agent_id and self.state is None:
             return own  # type: ignore[no-any-return]
-        parts = dict(own) if isinstance(own, dict) else {keys.OBS: own}
+        parts = by_part(self._own_space, own)
         agents, rows = len(self.names), first_tensor(own)
         if self.agent_id:
             parts[AGENT_ID] = torch.arange(agents, device=rows.device).repeat_interleave(len(rows) // agents)
