@@ -14,9 +14,10 @@ from tests.algorithms.off_policy.test_offline import build as build_offline
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig
+from rl8x.algorithms import DQNConfig, dqn
 from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
 from rl8x.q_values import QPolicy
 
@@ -224,10 +225,12 @@ def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
 
 
 @pytest.mark.parametrize(("interval", "ratio"), [(1000, 0.25), (8, 1 / 3), (3, 0.5), (1, 0.25), (1, 2.0), (10, 1.0)])
-def test_the_target_moves_once_in_each_interval_of_transitions(interval, ratio):
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_target_moves_once_in_each_interval_of_transitions(interval, ratio, num_ranks, monkeypatch):
+    monkeypatch.setattr(dqn, "ranks", lambda: Ranks(size=num_ranks))
     config = DQNConfig(target_interval=interval, updates_per_sample=ratio)
     moves = [config.tau_of(update) for update in range(1, 3001)]
-    exact = Fraction(ratio).limit_denominator(10**9)
+    exact = Fraction(ratio).limit_denominator(10**9) / num_ranks  # of the transitions of all ranks
     intervals = [math.floor(count / exact / interval) for count in range(3001)]  # that have ended by then
     assert moves == [float(after > before) for before, after in itertools.pairwise(intervals)]
     assert sum(moves) == min(3000 / exact // interval, 3000)

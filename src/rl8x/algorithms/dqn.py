@@ -28,6 +28,7 @@ from rl8x.algorithms.off_policy.updates import (
     UpdateResult,
     weighted_mean,
 )
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.models.base import default_model
@@ -142,7 +143,8 @@ class DQNConfig(
 
     def tau_of(self, update: int) -> float:
         """Return tau of the target network after an update, which count from 1: not 0 where an interval ends in it."""
-        ratio = Fraction(1) if self.dataset is not None else self.update_ratio
+        # Of the transitions of all ranks each makes its share of the updates.
+        ratio = Fraction(1) if self.dataset is not None else self.update_ratio / ranks().size
         interval = self.target_interval * ratio.numerator  # in updates, times the denominator
         return self.tau if update * ratio.denominator % interval < ratio.denominator else 0.0
 
