@@ -270,13 +270,18 @@ def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:
         return [text for key, part in named_parts(space) for text in outside(obs[key], part, f"{name}[{key!r}]")]
     if not isinstance(space, spaces.Box) or not space.shape:
         return []
-    low, high = (torch.as_tensor(bound, device=obs.device).double() for bound in (space.low, space.high))
-    values = obs.double()
-    far = (values < low - 1e-3 * low.abs().clamp(min=1)) | (values > high + 1e-3 * high.abs().clamp(min=1))
+    far = far_outside(obs, space)
     if not bool(far.any()):
         return []
     bounds = f"{space.low.min():g} to {space.high.max():g}"
-    return [f"{name} has {values[far][0].item():g}, out of the bounds of its Box ({bounds})"]
+    return [f"{name} has {obs[far][0].item():g}, out of the bounds of its Box ({bounds})"]
+
+
+def far_outside(numbers: Tensor, space: spaces.Box) -> Tensor:
+    """Return which numbers, `[..., *shape]`, are out of the bounds of a `Box` by more than rounding."""
+    low, high = (torch.as_tensor(bound, device=numbers.device).double() for bound in (space.low, space.high))
+    numbers = numbers.double()
+    return (numbers < low - 1e-3 * low.abs().clamp(min=1)) | (numbers > high + 1e-3 * high.abs().clamp(min=1))
 
 
 def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:

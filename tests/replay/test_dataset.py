@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -283,6 +284,32 @@ def test_an_action_that_its_mask_forbids_is_refused_by_row():
     spaces_of["action_space"] = spaces.MultiDiscrete([1, 2])
     with pytest.raises(ValueError, match=r"`actions` is \[0, 1\] in row 0"):
         Dataset.from_tensors(masked_rows(only_two, [[0, 1]] * 7), **spaces_of)
+
+
+BOX = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "says"),
+    [
+        (
+            BOX,
+            [[0, 0], [1, 5], [1.5, 9], [0, -3]],
+            "`actions` is .* in 2 of 4 rows, first in row 2: 1.5, where -1 to 1",
+        ),
+        (BOX, [[0, 0], [1, 5], [0.5, 9], [0, 3]], "`actions` is .* in 1 of 4 rows, first in row 2: 9, where 0 to 5"),
+        (BOX, [[0, 0], [1, 5.000001], [-1.000001, 0], [1, 5]], None),
+        (spaces.Box(0, np.inf, (), np.float32), [3e9, 0, 1, 2], None),
+        (spaces.Box(0, np.inf, (), np.float64), [3e9, 0, 1, -2], "in 1 of 4 rows, first in row 3: -2, where 0 to inf"),
+        (spaces.Dict({"a": BOX, "b": spaces.Box(0, 1, (2, 0))}), [[2, 2]] * 4, "`actions/a` is .* in 4 of 4 rows"),
+    ],
+)
+def test_actions_out_of_their_bounds_are_told_by_row(space, actions, says):
+    rows, taken = episode_rows([4], ["terminated"]), torch.tensor(actions, dtype=torch.float32)
+    rows["actions"] = {"a": taken, "b": torch.zeros(4, 2, 0)} if isinstance(space, spaces.Dict) else taken
+    with contextlib.nullcontext() if says is None else pytest.warns(RuntimeWarning, match=says):
+        found = Dataset.from_tensors(rows, action_space=space)
+    assert torch.equal(found.transitions["actions/a" if isinstance(space, spaces.Dict) else "actions"], taken)
 
 
 @pytest.mark.parametrize("actions", [spaces.Discrete(3), spaces.MultiBinary(3), spaces.MultiDiscrete([1, 2])])

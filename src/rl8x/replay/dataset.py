@@ -32,7 +32,7 @@ from rl8x.replay.dataset_files import (
     read_spaces,
     write_about,
 )
-from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, with_next
+from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, warn_of_far_actions, with_next
 from rl8x.replay.nstep import NStep
 from rl8x.spaces import as_elements, only_legal, tree_of
 from rl8x.trees import as_tensor, flatten_tree, is_part, unflatten_tree
@@ -89,6 +89,7 @@ class Dataset:
             if space is not None and any(is_part(each, name) for each in rows):
                 rows |= as_elements(name, space, rows)
         check_legal(rows, observation_space, action_space)
+        warn_of_far_actions(rows, action_space)
         if has_next := any(is_part(name, keys.NEXT_OBS) for name in rows):
             check_gaps(rows, gaps)
         self.episode_returns = _episode_returns(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.spaces import check_mask, only_legal
+from rl8x.spaces import check_mask, far_outside, leaves, only_legal
 from rl8x.trees import flatten_tree, is_part, unflatten_tree, without_ends
 
 _FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
@@ -94,6 +95,27 @@ def check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_space
                 f"`{name}` is {rows[name][row].tolist()} in row {row:,}, which the row's `{keys.ACTION_MASK}` says is "
                 f"illegal (there are {int(wrong.sum()):,} such rows): leave such rows out, or mend their masks."
             )
+
+
+def warn_of_far_actions(rows: Mapping[str, Tensor], action_space: Any) -> None:
+    """Warn of actions out of the bounds of their `Box`, in which an environment may have clipped them."""
+    for path, leaf in [] if action_space is None else leaves(action_space):
+        if not isinstance(leaf, gymnasium.spaces.Box):
+            continue
+        name = "/".join((keys.ACTIONS, *path))
+        far = far_outside(rows[name], leaf)
+        wrong = far.reshape(len(far), math.prod(leaf.shape)).any(1)
+        if not wrong.any():
+            continue
+        row = int(wrong.to(torch.uint8).argmax())
+        place = tuple(far[row].nonzero()[0].tolist())
+        warnings.warn(
+            f"`{name}` is out of the bounds of its Box in {int(wrong.sum()):,} of {len(wrong):,} rows, first in row "
+            f"{row:,}: {rows[name][row][place].item():g}, where {leaf.low[place]:g} to {leaf.high[place]:g} is legal. "
+            "They are learned from as they are: clip what the environment clipped, or give the space that they are of.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
