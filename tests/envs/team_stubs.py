@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -94,6 +95,22 @@ class OneInfo(Shift):
             self.infos[agent]["score"] = info["score"]
             self.arrays[agent][:] = seen[agent]
         return {agent: self.arrays[agent] for agent in seen}, *results, self.infos
+
+
+class OneForAll(OneInfo):
+    """Keeps one of each for all of its copies."""
+
+    infos: ClassVar = {agent: {} for agent in Shift.possible_agents}
+    arrays: ClassVar = {agent: np.zeros(3) for agent in Shift.possible_agents}
+    shared_state: ClassVar = np.zeros(2)
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.state = self.shared
+
+    def shared(self):
+        self.shared_state[:] = [self.time, self.drawn]
+        return self.shared_state
 
 
 class Unlike(Shift):

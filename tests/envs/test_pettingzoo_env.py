@@ -245,9 +245,11 @@ def test_agents_that_act_in_turn_are_converted_where_that_is_possible():
             torch.testing.assert_close(one, other)
 
 
-def test_what_an_environment_says_in_dicts_and_arrays_that_it_keeps_is_read_before_the_reset():
-    fresh, kept = (PettingZooEnv(make, 2, seed=0, metrics=["score"]) for make in (Shift, team_stubs.OneInfo))
-    carries = [env.carry for env in (fresh, kept) if env.reset()]
+@pytest.mark.parametrize("kind", [team_stubs.OneInfo, team_stubs.OneForAll])
+def test_what_an_environment_says_in_dicts_and_arrays_that_it_keeps_is_read_before_others_write_into_them(kind):
+    fresh, kept = (PettingZooEnv(make, 2, seed=0, metrics=["score"], state="shared") for make in (Shift, kind))
+    torch.testing.assert_close(fresh.reset()[0], kept.reset()[0], rtol=0, atol=0)
+    carries = [env.carry for env in (fresh, kept)]
     for _ in range(2 * LAST):
         steps = []
         for i, env in enumerate((fresh, kept)):

@@ -28,6 +28,7 @@ from rl8x.envs.gymnasium_env import policy_space
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.steps import Actions
 from rl8x.envs.team import SharedState, Team, TeamReturn
+from rl8x.envs.vectorised import own
 from rl8x.importing import Trust, import_class
 from rl8x.keys import ACTION_MASK
 from rl8x.plain import frozen, thawed
@@ -138,14 +139,14 @@ class PettingZooEnv(SimulatorEnv):
                 raise ValueError(f"PettingZooEnv: step() of {env} must return {need}.")
             seen, gains, *ends, infos = result
             for agent, row in acting:
-                rewards[row], reports[row] = gains.get(agent, 0.0), infos.get(agent) or {}
+                rewards[row], report = gains.get(agent, 0.0), infos.get(agent) or {}
+                reports[row] = {name: own(report[name]) for name in self.metric_names if name in report}
                 flags[:, row] = [end.get(agent, False) for end in ends]
             for agent, row in self._rows(copy):
-                obs[row], alive[row] = seen.get(agent), agent in env.agents and not flags[:, row].any()
+                obs[row], alive[row] = own(seen.get(agent)), agent in env.agents and not flags[:, row].any()
             ended[copy] |= not any(alive[row] for _, row in self._rows(copy))
         over = np.tile(ended, self.num_agents)
-        told = {name for name in self.metric_names if any(name in report for report in reports)}
-        # Read before the resets, which may write into the same dicts.
+        told = {name for report in reports for name in report}
         info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
         # Of who is not there nothing goes on, and whoever comes begins an episode.
         flags[1] |= ~flags[0] & (over | ~alive | ~valid)
@@ -174,13 +175,13 @@ class PettingZooEnv(SimulatorEnv):
         seen, _ = env.reset(seed=seed)
         bound.check_kept()
         for agent, row in self._rows(copy):
-            obs[row], alive[row] = seen.get(agent), agent in env.agents
+            obs[row], alive[row] = own(seen.get(agent)), agent in env.agents
 
     def _states(self) -> Any:
         """Return the copies' states, `[num_copies, *]`; None where observations take their place."""
         if self._state_space is None:
             return None
-        states = [copy.state() for copy in self.copies]
+        states = [own(copy.state()) for copy in self.copies]
         if np.shape(states[0]) != self._state_space.shape:
             raise ValueError(
                 f"PettingZooEnv: state() must be of state_space, {describe_space(self._state_space)}; got an array "

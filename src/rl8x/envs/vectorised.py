@@ -94,7 +94,7 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._is_known:
             check_reset(self.env, result, self.env.observation_space)
         obs, info = result
-        return _own(obs), info
+        return own(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the copy by an action of its space."""
@@ -104,17 +104,17 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._is_known = True
         obs, reward, terminated, truncated, info = result
         if terminated or truncated:  # a reset may follow
-            reward, terminated, truncated, info = map(_own, (reward, terminated, truncated, info))
-        return obs.copy() if type(obs) is np.ndarray else _own(obs), reward, terminated, truncated, info
+            reward, terminated, truncated, info = map(own, (reward, terminated, truncated, info))
+        return obs.copy() if type(obs) is np.ndarray else own(obs), reward, terminated, truncated, info
 
 
-def _own(value: Any) -> Any:
+def own(value: Any) -> Any:
     """Return a result in memory of its own; what is no array, nor a dict, list or tuple of them, is passed on."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {name: _own(part) for name, part in value.items()}
-    return type(value)(map(_own, value)) if type(value) in (tuple, list) else value
+        return {name: own(part) for name, part in value.items()}
+    return type(value)(map(own, value)) if type(value) in (tuple, list) else value
 
 
 def own_results(vector_env: VectorEnv[Any, Any, Any]) -> None:
