@@ -47,7 +47,7 @@ def export(run: str, output: str | None, register: str | None, alias: str | None
         raise UserError("--alias names a version of a registered model: give --register NAME too.")
     from rl8x.checkpoint import find, load_policy
     from rl8x.export import export_policy
-    from rl8x.trainers.artifacts import log_to_run
+    from rl8x.trainers.artifacts import log_to_run, stored_run
 
     chosen, which, uri = how["format_name"], how["which"], how["tracking_uri"]
     if output is None:
@@ -57,11 +57,13 @@ def export(run: str, output: str | None, register: str | None, alias: str | None
     with typed_store(uri):
         find_modules_here(how["trust"])
         checkpoint = find(run, best=which == "best")
+        # Before a file is written: what cannot be logged is refused with nothing done.
+        stored = stored_run(checkpoint, uri) if how["log"] or register is not None else None
         policy = load_policy(checkpoint, trust=how["trust"])
         Path(output).parent.mkdir(parents=True, exist_ok=True)
         written = export_policy(policy, output, format=chosen, sampled=how["sampled"])
         say(f"{checkpoint.path.name} -> {written}")
-        if how["log"] or register is not None:
+        if stored is not None:
             about = {"name": which or "last", "register": register, "alias": alias}
-            model_id = log_to_run(checkpoint, policy, uri, **about)
+            model_id = log_to_run(checkpoint, policy, stored, **about)
             say(f"logged as models:/{model_id}" + (f" and models:/{register}@{alias}" if alias else ""))

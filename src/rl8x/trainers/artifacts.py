@@ -74,15 +74,20 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
         tracker.log_model(path, describe_model(policy), **about)  # type: ignore[attr-defined]
 
 
-def log_to_run(checkpoint: Checkpoint, policy: Policy, tracking_uri: str | None, **about: Any) -> str:
-    """Log the policy of a checkpoint as a model of its run, which may have ended; return the model's ID."""
+def stored_run(checkpoint: Checkpoint, tracking_uri: str | None) -> tuple[RunReader, str]:
+    """Find the run of a checkpoint in the store, which may have ended; return what reads that, and the run's ID."""
+    run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
+    record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else reader.run(run["id"])
+    if record is None:
+        raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")
+    return reader, record.id
+
+
+def log_to_run(checkpoint: Checkpoint, policy: Policy, stored: tuple[RunReader, str], **about: Any) -> str:
+    """Log the policy of a checkpoint as a model of its run, as `stored_run` has it; return the model's ID."""
     from rl8x.tracking.artifacts import describe_model, model_about
 
-    run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
-    record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else None
-    run_id = run["id"] or (record and record.id)
-    if run_id is None:
-        raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")
+    run, (reader, run_id) = checkpoint.metadata["run"], stored
     about |= {"key": f"{run['key']}/{checkpoint.path.name}/{about['name']}", **about_policy(checkpoint)}
     with tempfile.TemporaryDirectory() as folder:
         path = policy.save(Path(folder) / _FILE)
