@@ -31,6 +31,7 @@ trian  ->  No such command 'trian'; there are train, resume, study, play, collec
 --verion  ->  No such option '--verion'
 ui --port 0  ->  0 is not in the range
 ui --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
+sync --to ''  ->  Invalid value for '--to': it is empty. Leave the option out for its default.
 sync none  ->  there is no folder
 cache list  ->  Got unexpected extra argument (list)
 envs CartPol  ->  no built-in environment 'CartPol'. Did you mean CartPole
@@ -129,6 +130,8 @@ collect runs --transitions 0  ->  --transitions must be a whole number of at lea
 collect runs --transitions 9 --seed 18446744073709551616  ->  18446744073709551616 is not in the range 0<=x<=9223372036854775807
 collect runs --transitions nan  ->  got 'nan'
 collect runs  ->  Missing option '--transitions'
+collect Cartpole --random --transitions 5  ->  Did you mean CartPole
+collect runs --transitions 5 --output ' '  ->  Invalid value for '--output': it is empty.
 collect nothing --transitions 5  ->  there is no run 'nothing'
 collect runs --transitions 5 --output runs  ->  runs is there already: give another --output
 collect runs --transitions 5 --output /proc/x  ->  nothing can be written to /proc:
@@ -137,6 +140,8 @@ collect runs --transitions 5 --random --deterministic  ->  --random leaves nothi
 collect runs --transitions 5 --env Pendulum  ->  the policy was trained for other spaces
 collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'minari[hdf5]'
 export runs --alias champion  ->  give --register NAME too
+export runs --log  ->  there are no runs:
+export runs --register policies --output there.pt2  ->  there are no runs:
 export runs --output policy.tflite  ->  no format 'tflite'
 export runs --sampled  ->  is the policy itself
 export runs --output there.txt/policy.safetensors  ->  there.txt is no folder: give another --output.

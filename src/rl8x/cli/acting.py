@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -75,13 +74,15 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     return Acting(policy, maker, resolved["algorithm"], spec.run.eval_env_config or {}, "as in the run's evaluations")
 
 
-def acting_at_random(name: str) -> Callable[..., Env] | None:
-    """Find what makes the environment of a name, which is not that of a file or folder; None where there is none."""
+def acting_at_random(name: str) -> tuple[Callable[..., Env] | None, str]:
+    """Find what makes the environment of a name, which is not that of a file or folder; None and why there is none."""
     find_modules_here([name])
-    if not os.path.exists(name):  # not Path.exists(), which raises at a name that is too long
-        with contextlib.suppress(ValueError):
-            return env_maker(name, trust=True)
-    return None
+    if os.path.exists(name):  # not Path.exists(), which raises at a name that is too long
+        return None, ""
+    try:
+        return env_maker(name, trust=True), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def check_spaces(env: Env, policy: Policy) -> None:

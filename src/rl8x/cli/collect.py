@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from rl8x.checkpoint import CheckpointError
 from rl8x.cli.acting import acting_at_random, acting_options, asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import Command, FiniteRange, UserError, check_folder
 from rl8x.envs import validate
@@ -59,10 +60,13 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     auto, trust = how.pop("auto"), how.pop("trust")
     count = _whole(how.pop("transitions"))
     target = _new_target(f"{Path(run).name}-{count}", how.pop("output"), how.pop("file_format"))
-    maker = acting_at_random(run) if is_random and env is None else None
+    maker, no_env = acting_at_random(run) if is_random and env is None else (None, "")
     acting, trained = None, dict[str, Any]()
     if maker is None:
-        acting = load_acting(run, env, auto=auto, trust=trust)
+        try:
+            acting = load_acting(run, env, auto=auto, trust=trust)
+        except CheckpointError as error:
+            raise UserError(f"{no_env} It is no run either: {error}") if no_env else error from None
         maker, trained = acting.maker, dict(acting.trained_config)
     device = "cpu" if acting is None else acting.policy.device
     made = maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])

@@ -17,6 +17,7 @@ import click
 
 from rl8x.output import say
 
+EMPTY = "it is empty. Leave the option out for its default."
 LOST_ROWS = 3  # exit code of a run that was trained, but lost rows on its way to the store or the disk
 _PACKAGE = str(Path(__file__).parent.parent)
 
@@ -65,6 +66,15 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
 
 class Command(click.Command):
     """A command in which our refusals are the user's mistakes, from its first line to its last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; refuse an option that is empty, as `--output "$FILE"` is where the variable is not set."""
+        rest = super().parse_args(ctx, args)
+        for each in self.params:
+            value = ctx.params.get(each.name or "")
+            if isinstance(each, click.Option) and isinstance(value, str) and not value.strip():
+                raise click.BadParameter(EMPTY, ctx, each)
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""

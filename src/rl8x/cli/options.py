@@ -18,7 +18,7 @@ from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.errors import EMPTY, UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
 from rl8x.config.files import ALIASES, SUFFIXES, renamed
@@ -68,7 +68,7 @@ class FieldType(click.ParamType[Any]):
         if not isinstance(value, str):
             return value
         if not value.strip():  # --lr=$LR, where the variable is not set
-            self.fail("it is empty. Leave the option out for its default.", param, ctx)
+            self.fail(EMPTY, param, ctx)
         if self.optional and value.lower() in ("none", "null"):
             return None
         if self.text:
