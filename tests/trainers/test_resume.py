@@ -232,9 +232,8 @@ def test_overrides_that_would_mean_another_run_are_refused(overrides, says, tmp_
     run(Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path), max_steps=1)
     with pytest.raises(CheckpointError, match=says):
         Trainer.resume(tmp_path, overrides=overrides)
-    if "mean" in says:
-        with pytest.raises(CheckpointError, match=says):
-            Trainer.resume(tmp_path, algorithm=dataclasses.replace(algorithm.config, **overrides).build(CartPole))
+    with pytest.raises(CheckpointError, match=says):
+        Trainer.resume(tmp_path, algorithm=dataclasses.replace(algorithm.config, **overrides).build(CartPole))
 
 
 def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
@@ -261,6 +260,7 @@ def test_what_does_not_fit_is_one_line(tmp_path):
         with pytest.raises(CheckpointError, match=advice) as error:
             Trainer.resume(tmp_path, tracker=NullTracker(), overrides={name: value, "lr": 0.5})
         assert "\n" not in str(error.value)
+        assert ".." not in str(error.value)
 
 
 def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):

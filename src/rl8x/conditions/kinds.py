@@ -266,6 +266,8 @@ def _seconds(duration: float | str) -> float:
 class WallTime(Condition):
     """Met when the run has taken so long; a resumed run goes on counting from where it was saved.
 
+    One of another duration, which a resume is given in its place, counts from the resume.
+
     It is looked at once a row, and while a run waits for programs: a run ends with the first step that ends after it.
 
     Args:

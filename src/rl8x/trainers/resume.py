@@ -121,7 +121,7 @@ def prepare(
 
 
 def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse overrides of what a checkpoint has."""
+    """Refuse other values of what a run keeps as it was."""
     if overrides.get("seed", saved.get("seed")) != saved.get("seed"):
         raise CheckpointError(
             f"a run goes on with its random numbers, and another `seed` ({overrides['seed']!r}) would change nothing: "
@@ -136,6 +136,7 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
     """Return what is recorded of a resume, and refuse what is different without having been asked for."""
     different = changes(checkpoint.metadata["resolved"], algorithm)
+    _check_overrides({name: now for name, (_, now) in different.items()}, checkpoint.metadata["resolved"]["config"])
     for name, (before, now) in different.items():
         if name in algorithm.config.fixed:
             raise CheckpointError(

@@ -713,7 +713,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             reason, given = " ".join(described(error).split()), ", ".join(map(repr, origin.overrides))
             advice = f". Leave out of `overrides` what made it so ({given}), or begin a new run" if given else ""
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}{advice}"
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason[:300].rstrip('.')}{advice}"
             ) from error
         algorithm.seed = saved_in["resolved"]["config"].get("seed", algorithm.seed)
         saved = state["run"]
