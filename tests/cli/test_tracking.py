@@ -11,11 +11,13 @@ from rl8x.tracking.appending import Journal
 
 
 @pytest.mark.parametrize("browser", [True, False])
-def test_ui_prints_and_opens_the_link_to_the_runs(monkeypatch, capsys, browser):
+def test_ui_prints_and_opens_the_link_to_the_runs(tmp_path, monkeypatch, capsys, browser):
     calls = []
     monkeypatch.setattr(tracking, "runs_link", lambda *arguments: calls.append(arguments) or ("http://x/#/runs", False))
     monkeypatch.setattr(tracking, "serve_ui", lambda *arguments, link: calls.append((*arguments, link)) or 3)
     words = [] if browser else ["--no-browser"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.db").touch()
     assert main(["ui", "--port", "5050", "--tracking-uri", "sqlite:///x.db", *words]) == 3
     asked = ("sqlite:///x.db", "127.0.0.1", 5050)
     assert calls == [asked, (*asked, "http://x/#/runs" if browser else None)]

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from rl8x.cli.errors import Command
+from rl8x.cli.errors import Command, UserError
 from rl8x.output import counted, table
 
 
@@ -23,7 +23,11 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
     Where the runs are kept by a server, its own page is shown.
     """
     from rl8x.tracking import open_browser, runs_link, serve_ui
+    from rl8x.tracking.location import locate
 
+    database = None if tracking_uri is None else locate(tracking_uri).database
+    if database is not None and not database.exists():  # the default one is made, as before the first training
+        raise UserError(f"there are no runs: {database} does not exist; train, or give another --tracking-uri.")
     link, served = runs_link(tracking_uri, host, port)
     click.echo(link if served else f"{link} (Ctrl-C ends it)")
     if not served:
