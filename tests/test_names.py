@@ -89,6 +89,7 @@ def test_what_the_table_answers_exists():
         (PPOConfig, "eps_clip", "It is 'clip_param' here."),
         (PQNConfig, "start_e", "It is 'epsilon' here."),
         (PPOConfig, "net_arch", 'Here that is `model_config={"hidden_sizes": [64, 64]}`.'),
+        (PPOConfig, "hidden_sizes", 'Here that is `model_config={"hidden_sizes": [64, 64]}`.'),
         (PPOConfig, "total_timesteps", 'Here that is `HitsUpperBound("env/steps", N)` in `run('),
         (PPOConfig, "num_env", "Nearest: num_envs, num_threads"),
         (PPOConfig, "qqq", "There are seed, device,"),
@@ -98,6 +99,14 @@ def test_in_python(config, name, message):
     with pytest.raises(ValueError, match="has no option") as error:
         config(**{name: 1})
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "here"), [(GRUModel, "hidden_sizes", "hidden_size"), (MLPModel, "hidden_size", "hidden_sizes")]
+)
+def test_in_the_arguments_of_another_model(model, name, here):
+    with pytest.raises(ValueError, match=f"no argument '{name}'.*It is '{here}' here"):
+        check_arguments(model, {name: 8}, "model_config", num_positional=2)
 
 
 def test_of_the_root_package():

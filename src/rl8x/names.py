@@ -121,7 +121,8 @@ _NAMES: Final[dict[str, str]] = {
     "activation_fn": "activation",
     "lstm_hidden_size rnn_hidden_dim rnn_hidden_size": "hidden_size",
     "share_features_extractor": "shared",
-    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens": "hidden_sizes",
+    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens hidden_size": "hidden_sizes",
+    "hidden_sizes": "hidden_size",  # of another model
     "init_std init_noise_std log_std_init": "initial_std",
     "cuda": "device",
     "check_for_nan": "on_non_finite",
@@ -138,9 +139,10 @@ _NAMES: Final[dict[str, str]] = {
 # Answers where none of these is legal, and to what is no single name.
 _WORDS: Final[dict[str, str]] = {
     "total_timesteps max_epochs max_epoch": _STEPS,
-    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens": _SIZES,
+    "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens hidden_sizes": _SIZES,
+    "layer_norm": '`model_config={"layer_norm": True}`',
     "activation_fn activation": '`model_config={"activation": "tanh"}`',
-    "lstm_hidden_size rnn_hidden_dim rnn_hidden_size": '`model_config={"hidden_size": 256}`',
+    "lstm_hidden_size rnn_hidden_dim rnn_hidden_size hidden_size": '`model_config={"hidden_size": 256}`',
     "init_std init_noise_std log_std_init": '`distribution_config={"initial_std": 1.0}`',
     "state_dependent_std": '`distribution_config={"std": "state"}`',
     "squash_output": '`distribution="squashed_normal"`',

@@ -31,6 +31,7 @@ trian  ->  No such command 'trian'; there are train, resume, study, play, collec
 --verion  ->  No such option '--verion'
 ui --port 0  ->  0 is not in the range
 ui --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
+ui --tracking-uri sqlite:///none/x.db  ->  there are no runs:
 sync --to ''  ->  Invalid value for '--to': it is empty. Leave the option out for its default.
 sync none  ->  there is no folder
 cache list  ->  Got unexpected extra argument (list)
@@ -48,6 +49,8 @@ train -f a.yaml --file b.yaml  ->  one file at most; got -f a.yaml and -f b.yaml
 train --num-env 3  ->  '--num-envs'
 train gymnasium:CartPole-v1 --num-envs 2 env_kwargs.lenght=1  ->  takes no argument 'lenght'. It takes
 train CartPole --num-envs many  ->  `num_envs` must be a whole number; got 'many'
+train CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
+train CartPole hidden_sizes=[8]  ->  Here that is `model_config={"hidden_sizes": [64, 64]}`.
 train CartPole --device abacus  ->  `device` must be 'auto' or a device
 train CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99
 train CartPole 'eval_env_config.length={unifrm: [1, 2]}'  ->  Did you mean 'uniform'
@@ -88,7 +91,7 @@ bench CartPole --modes graph  ->  --modes: on cpu there are eager, compile; got 
 bench CartPole --modes eager fast  ->  --modes: on cpu there are eager, compile; got 'fast'
 bench CartPole --precisions fp32 fp64  ->  --precisions: on cpu there are fp32, bf16; got 'fp64'
 bench CartPole --precisions tf32  ->  --precisions: on cpu there are fp32, bf16; got 'tf32'
-bench CartPole --device meta  ->  rl8x bench measures on cpu and cuda; got the device meta
+bench CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
 bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
 bench CartPole seq_len=3  ->  `seq_len` must divide `horizon`
 bench CartPole --seconds nan  ->  nan

@@ -170,7 +170,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return ranks().device
     try:
         resolved = torch.device(device)
-        torch.empty(0, device=resolved)
+        torch.zeros(1, device=resolved).item()  # which `meta` has not
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
