@@ -491,8 +491,9 @@ def test_what_users_give_becomes_a_list():
     ]
     with pytest.raises(TypeError, match="a list of conditions; got 5"):
         as_conditions(5)
-    with pytest.raises(TypeError, match="got 'plateau'"):
-        as_conditions("plateau")
+    for texts in ("x >= 5", ["x >= 5"]):
+        with pytest.raises(TypeError, match=r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one"):
+            as_conditions(texts)
     with pytest.raises(ValueError, match=r"Plateau\(.* occurs twice and would count every row twice"):
         as_conditions([plateau, HitsUpperBound(X, 1) & plateau])
     bound = HitsUpperBound(X, 1)

@@ -335,7 +335,8 @@ def as_condition(condition: ConditionLike) -> Condition:
     if isinstance(condition, Condition):
         return condition
     if isinstance(condition, type) or not callable(condition):
-        raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {condition!r}.")
+        hint = f" `rl8x.conditions.from_spec({condition!r})` makes one of a text." if isinstance(condition, str) else ""
+        raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {condition!r}.{hint}")
     return FromCallable(condition)
 
 
@@ -343,9 +344,9 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
     """Return a user's stop conditions as a list; one that remembers something may not see every row twice."""
     if conditions is None:
         return []
-    if isinstance(conditions, Condition) or callable(conditions):
+    if isinstance(conditions, Condition | str) or callable(conditions):
         conditions = [conditions]
-    if isinstance(conditions, str) or not isinstance(conditions, Iterable):
+    if not isinstance(conditions, Iterable):
         raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
     listed = [as_condition(condition) for condition in conditions]
     seen: set[int] = set()

@@ -169,6 +169,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             TypeError: If something is of another kind.
             ValueError: If something does not fit.
         """
+        if not isinstance(spec, RunSpec):
+            raise TypeError(f"`spec` must be a RunSpec, as RunSpec.from_file('run.yaml') returns it; got {spec!r}.")
         options: Any = {name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}
         trainer = cls(
             spec.make_algorithm(),  # type: ignore[arg-type]
