@@ -62,6 +62,7 @@ train CartPole env_kwargs.seed=9  ->  env_kwargs: `seed` is a hyperparameter. Pu
 train CartPole --lr=  ->  Invalid value for '--lr': it is empty. Leave the option out for its default.
 train CartPole --run-name ' '  ->  Invalid value for '--run-name': it is empty.
 train CartPole --lr null  ->  `lr` must have a value; got none.
+train CartPole --stop ''  ->  Invalid value for '--stop': it is empty. Leave the option out
 train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
 train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
 train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`

@@ -250,6 +250,8 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
 
 def stop_specs(stop: Sequence[str]) -> list[Any]:
     """Return what `--stop` was given as plain data: comparisons as they are, anything else read as YAML."""
+    if not all(text.strip() for text in stop):
+        raise UserError(f"Invalid value for '--stop': {EMPTY}")
     return [text if is_expression(text) else parse_value(text) for text in stop]
 
 
