@@ -162,7 +162,7 @@ _WORDS: Final[dict[str, str]] = {
     "tensorboard_log logger": "`Trainer(tracker=...)`, MLflow by itself",
     "torch_deterministic": "nothing to set: the same seed on the same machine gives the same bits",
     "time_limit max_episode_steps": "an argument of the environment, such as `env_kwargs.time_limit=200`",
-    "env_id": "what `build` takes; the first word of `rl8x train CartPole-v1`",
+    "env_id env": "what `build` takes; the first word of `rl8x train CartPole-v1`",
     "a2c": "`PPOConfig(num_sgd_iters=1)` with one minibatch: PPO whose one update has A2C's gradient",
     "ddpg": _DDPG,
     "qrdqn": "`DQNConfig(double=False, num_quantiles=200)`",

@@ -80,6 +80,7 @@ train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah by PPO. Did you m
 train --tuned  ->  --tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are Acrobot (ppo, dqn
 train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it. There are Acrobot (ppo, dqn
 train CartPole --learning-rate 1e-3  ->  No such option '--learning-rate'. It is '--lr' here. Try
+train --env CartPole  ->  No such option '--env'. Here that is what `build` takes; the first word of `rl8x train CartPole-v1`.
 train CartPole --total-timesteps 9  ->  `--stop "env/steps >= N"`. Try
 train CartPole learning_rate=1e-3  ->  unknown key 'learning_rate': it is 'lr' here. Put it under `algorithm_
 train CartPole --algorithm a2c  ->  Here that is `PPOConfig(num_sgd_iters=1)`
@@ -152,6 +153,11 @@ export runs --output there.txt/policy.safetensors  ->  there.txt is no folder: g
 export runs --output /proc/policy.safetensors  ->  nothing can be written to /proc:
 export runs --checkpoint best  ->  is the best of a metric
 export nothing  ->  there is no run 'nothing'
+resume runs max_steps=3  ->  `max_steps` is none. Its options are --max-steps,
+resume runs checkpoints.keep=2  ->  `checkpoints` is none.
+resume runs algorithm_config.lr=abc  ->  `lr` must be a number; got 'abc'.
+resume runs algorithm_config.gama=3  ->  gamma
+resume runs CartPole  ->  is written KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got 'CartPole'.
 resume runs gama=3  ->  gamma
 train CartPole --lr 0.5 --resume runs  ->  `lr` was
 """  # noqa: E501

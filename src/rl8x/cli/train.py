@@ -136,13 +136,27 @@ def resume(run: str, words: Sequence[str], auto: bool, tracking_uri: str | None,
     progress, stop = given.pop("progress"), given.pop("stop")
     with typed_store(tracking_uri):
         with users_mistakes(RankError):
-            overrides = apply_overrides({}, words) | given
+            overrides = _hyperparameters(words) | given
             conditions = stop_specs(stop)
             find_modules_here(trust or list(texts([overrides, conditions])))
             if conditions:
                 options["stop_conditions"] = RunOptions(stop_conditions=conditions).conditions(trust=True)
             trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
         return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
+
+
+def _hyperparameters(words: Sequence[str]) -> dict[str, Any]:
+    """Read NAME=VALUE of hyperparameters, with `algorithm_config` before them or not; refuse other keys of a run."""
+    overrides = apply_overrides({}, words)
+    if isinstance(overrides.get("algorithm_config"), Mapping):
+        overrides |= overrides.pop("algorithm_config")
+    for name in overrides:
+        if name in FIELDS and name != "seed":
+            raise UserError(
+                f"a resume takes hyperparameters as NAME=VALUE, and `{name}` is none. Its options are --max-steps, "
+                "--steps-per-eval and --stop; the rest of a run stays as it was."
+            )
+    return overrides
 
 
 def make_trainer(source: str | Path, **options: Any) -> Trainer:

@@ -178,7 +178,9 @@ def apply_overrides(
         path, equals, text = override.partition("=")
         names = [name.strip() for name in path.split(".")]
         if not equals or not all(names):
-            raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
+            raise ValueError(
+                f"an override is written KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got {override!r}."
+            )
         if names[0] == "env" and len(names) > 1:
             raise ValueError(
                 f"`env` is a name; got {override!r}. Arguments of the environment's constructor are under "
