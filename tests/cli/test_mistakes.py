@@ -43,6 +43,7 @@ compare  ->  there are no runs:
 train  ->  no environment is named
 train Cart  ->  no built-in environment 'Cart'. Did you mean CartPole
 train CartPole Pendulum  ->  one environment at most; got CartPole and Pendulum
+train CartPole env=Pendulum  ->  one environment at most; got CartPole and env=Pendulum.
 train run.yaml  ->  To read a run file: rl8x train -f run.yaml
 train -f nowhere.yaml  ->  nowhere.yaml: cannot be read
 train -f a.yaml --file b.yaml  ->  one file at most; got -f a.yaml and -f b.yaml. Write them as one

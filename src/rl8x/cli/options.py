@@ -262,6 +262,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
     """
     options = {name: value for name, value in parameters.items() if name not in _NOT_OFFIELDS}
     envs = [word for word in parameters["words"] if "=" not in word]
+    envs += [f"env={name}" for key, name in _typed(parameters).items() if key == "env" and envs]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
