@@ -62,6 +62,7 @@ train CartPole env_kwargs.time_limt=9  ->  env_kwargs: CartPole takes num_envs, 
 train CartPole env_kwargs.seed=9  ->  env_kwargs: `seed` is a hyperparameter. Put it under `algorithm_config`
 train CartPole --lr=  ->  Invalid value for '--lr': it is empty. Leave the option out for its default.
 train CartPole --run-name ' '  ->  Invalid value for '--run-name': it is empty.
+train CartPole target_kl_div=None  ->  `target_kl_div` must be a number; got 'None'. None is null in YAML.
 train CartPole --lr null  ->  `lr` must have a value; got none.
 train CartPole --stop ''  ->  Invalid value for '--stop': it is empty. Leave the option out
 train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
