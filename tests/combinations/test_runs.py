@@ -69,7 +69,7 @@ def check(case: Case, database: Path) -> None:
     try:
         check_resumed(case, straight, folder, database if case.mlflow else None)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a shipper may still be at its journal
 
 
 def fails(trainer: Trainer, stats: object) -> None:
