@@ -149,6 +149,9 @@ collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'min
 export runs --alias champion  ->  give --register NAME too
 export runs --log  ->  there are no runs:
 export runs --register policies --output there.pt2  ->  there are no runs:
+export runs --register x/y  ->  --register: MLflow's models have names without '/' and ':'; got 'x/y'.
+export runs --register x --alias 'a b'  ->  --alias: letters, digits, '_' and '-', and not 'latest' or 'v1'; got 'a b'.
+export runs --register x --alias V2  ->  --alias: letters, digits
 export runs --output policy.tflite  ->  no format 'tflite'
 export runs --sampled  ->  is the policy itself
 export runs --output there.txt/policy.safetensors  ->  there.txt is no folder: give another --output.

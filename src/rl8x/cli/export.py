@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def export(run: str, output: str | None, register: str | None, alias: str | None
     """
     if alias is not None and register is None:
         raise UserError("--alias names a version of a registered model: give --register NAME too.")
+    if register is not None and re.search("[/:]", register):
+        raise UserError(f"--register: MLflow's models have names without '/' and ':'; got {register!r}.")
+    if alias is not None and not re.fullmatch(r"(?!latest$|v\d+$)[\w-]+", alias, re.IGNORECASE):
+        raise UserError(f"--alias: letters, digits, '_' and '-', and not 'latest' or 'v1'; got {alias!r}.")
     from rl8x.checkpoint import find, load_policy
     from rl8x.export import export_policy
     from rl8x.trainers.artifacts import log_to_run, stored_run
