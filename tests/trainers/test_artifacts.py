@@ -257,8 +257,24 @@ def test_metrics_that_say_how_good_a_policy_is():
         "returns/mean": float("nan"),
         "losses/vf": 4,
     }
-    assert model_metrics(row) == {METRIC: 1.0, "eval/windy/returns/mean": 2.0}
-    assert model_metrics(row, "losses/vf") == {METRIC: 1.0, "eval/windy/returns/mean": 2.0, "losses/vf": 4}
+    latest, counters = {"row": row, "eval_row": {METRIC: 0.5}, "evaluated_at": 3}, {"algorithm/steps": 3}
+    assert model_metrics(latest, counters) == {METRIC: 0.5, "eval/windy/returns/mean": 2.0}
+    assert model_metrics(latest, counters, "losses/vf") == {METRIC: 0.5, "eval/windy/returns/mean": 2.0, "losses/vf": 4}
+    assert model_metrics(latest | {"evaluated_at": 2}, counters) == {"eval/windy/returns/mean": 2.0}
+
+
+def test_a_model_has_the_metrics_of_its_step_and_none_of_an_earlier_evaluation():
+    def milestone(trainer, stats):
+        trainer.log_model(f"after {stats['algorithm/steps']:.0f}")
+
+    tracker = MemoryTracker()
+    trainer = Trainer(PPOConfig(**CONFIG).build(ActionMatches), tracker=tracker, callbacks=[milestone], log_models=True)
+    trainer.run(max_steps=4, steps_per_eval=3, progress="none")
+    assert list(tracker.models) == ["after 1", "after 2", "after 3", "after 4", "last"]
+    for name in ("episodes/returns/mean", "returns/mean", METRIC):
+        history = dict(tracker.history(name))
+        for about in tracker.models.values():
+            assert about["metrics"].get(name) == history.get(about["step"])
 
 
 LONGER = SMALL | {"horizon": 32}

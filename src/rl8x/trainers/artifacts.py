@@ -106,14 +106,19 @@ def policy_at(checkpoint: Checkpoint, policy: Policy) -> Policy:
 
 def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return step and metrics of the policy in a checkpoint, as arguments of `log_policy`."""
-    saved, best, metadata = checkpoint.state["trainer"], checkpoint.state["best"], checkpoint.metadata
-    # A condition may have evaluated after the row was made.
-    metrics = model_metrics({**saved["row"], **saved["eval_row"]}, None if best is None else best["metric"])
-    return {"step": metadata["counters"][metadata["resolved"]["clock"]], "metrics": metrics}
+    best, counters = checkpoint.state["best"], checkpoint.metadata["counters"]
+    metrics = model_metrics(checkpoint.state["trainer"], counters, None if best is None else best["metric"])
+    return {"step": counters[checkpoint.metadata["resolved"]["clock"]], "metrics": metrics}
 
 
-def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str, float]:
-    """Return the metrics of a row that say how good a policy is: mean returns, those of evaluations, and `best`."""
+def model_metrics(latest: Mapping[str, Any], counters: Mapping[str, int], best: str | None = None) -> dict[str, float]:
+    """Return what a `TrainStep`'s state says of how good a policy is: mean returns, those of evaluations, and `best`.
+
+    An evaluation before the step is of another policy. One after it may have been made after its row.
+    """
+    evaluation, is_of_this = latest["eval_row"], latest["evaluated_at"] == counters[keys.STEPS]
+    own = {name: value for name, value in latest["row"].items() if name not in evaluation}
+    row = {**own, **evaluation} if is_of_this else own
     return {
         name: value
         for name, value in row.items()
@@ -293,7 +298,7 @@ class Shows:
         return draw_panels(curves, [*metrics] or ["mean return"], words, LIGHT, width=_PANELS_IN_A_ROW)
 
     def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Log the current policy as a model, with the latest metrics; with several ranks, rank 0 does.
+        """Log the current policy as a model, with the metrics of its step; with several ranks, rank 0 does.
 
         Args:
             name: The model's name.
@@ -309,7 +314,8 @@ class Shows:
         algorithm = self.algorithm
         check_models(algorithm.policy, self.tracker)
         self.record.open(trains=False)
-        about = {"step": algorithm.counters[algorithm.clock], "metrics": model_metrics(self.train_step.known)}
+        metrics = model_metrics(self.train_step.state_dict(), algorithm.counters)
+        about = {"step": algorithm.counters[algorithm.clock], "metrics": metrics}
         log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
     def _log_models(self) -> None:

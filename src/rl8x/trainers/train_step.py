@@ -274,6 +274,7 @@ class TrainStep:
         """Call all callbacks with what `make_row` returned; the row gets what they return and the latest evaluation."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()
+        self.row = stats  # which a callback may log a model with
         for callback in trainer.callbacks:
             evaluation = self.eval_row
             returned = self._call(callback, trainer, stats)
