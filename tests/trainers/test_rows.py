@@ -88,6 +88,23 @@ def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
     assert tags[0] == tags[1]
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_an_evaluation_between_two_runs_counts_as_any_other(resumes, tmp_path):
+    tracker = MemoryTracker()
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, num_eval_envs=2, checkpoints=tmp_path)
+    trainer.run(max_steps=3, steps_per_eval=2, progress="none")
+    trainer = Trainer.resume(tmp_path, tracker=tracker) if resumes else trainer
+    value = trainer.eval()["eval/returns/mean"]
+    at, last = tracker.history("eval/returns/mean")[-1]
+    assert (at, last) == (trainer.state["env/steps"], value)
+    trainer.run(max_steps=4 if resumes else 1, steps_per_eval=None, progress="none")
+    assert f"Last evaluation, at {at} of {trainer.state['env/steps']} transitions: `eval/returns` {value:.4g} " in (
+        tracker.description
+    )
+    best = max(value for _, value in tracker.history("eval/returns/mean"))
+    assert tracker.tags["rl8x.result"] == f"{value:.4g}, best {best:.4g} (eval/returns)"
+
+
 @pytest.mark.parametrize("count", [1, 2, MAX_POINTS, MAX_POINTS + 1, 5000])
 def test_a_course_is_thinned_evenly_and_goes_on_from_its_state(count):
     values = [math.sin(step) for step in range(count)]

@@ -178,8 +178,7 @@ class Record:
         # MLflow's pages list metrics as they first came, and compare runs by the first.
         first = {name: row[name] for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS) if name in row}
         self.tracker.log_metrics({**first, **row}, step)
-        if not self._only_adds:
-            self.results.take(row, step)
+        self.results.take(row, step)
         self.log_ms = (time.perf_counter() - begin) * 1e3
 
     def log_failure(self, trace: str) -> None:
