@@ -143,11 +143,12 @@ def test_values_that_follow_a_function_are_what_the_params_say():
     trainer.step(env_config={"length": 0.7})
     trainer.step(env_config=curriculum)
     trainer.step()  # goes on under what the function gave last
-    assert trainer.params["env_config"] == f"function {__name__}.curriculum"
+    assert tracker.params["env_config"] == trainer.params["env_config"] == f"function {__name__}.curriculum"
+    assert tracker.params["env_config.length"] is None
     trainer.step(env_config={"length": 0.7, "gravity": 5.0})
     assert trainer.algorithm.env.carry["parameters"]["gravity"].unique().tolist() == [5.0]
     assert (tracker.params["env_config.length"], tracker.params["env_config.gravity"]) == (0.7, 5.0)
-    assert "env_config" not in trainer.params
+    assert tracker.params["env_config"] is None
 
 
 def test_a_function_s_mistakes_show_before_the_first_step():

@@ -55,6 +55,35 @@ def test_a_second_run_says_how_many_of_the_steps_are_its_own(capfd):
     assert ended in trainer.tracker.description
 
 
+def no_rate(trainer):
+    trainer.algorithm.set_lr(1e-4)
+    return trainer
+
+
+def no_options(trainer):
+    folder = trainer.checkpoints.directory
+    return Trainer.resume(folder, tracker=trainer.tracker, overrides={"optimizer_config": {}, "lr_schedule": None})
+
+
+GONE = {
+    "set_lr": (no_rate, {"lr_schedule": {"kind": "step", "points": [[0, 1e-4]]}}),
+    "overrides": (no_options, {"lr_schedule": {"kind": "step", "points": [[0, 1e-3]]}, "optimizer_config.eps": None}),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_params_say_what_a_run_no_longer_has(name, tmp_path):
+    changed, expected = GONE[name]
+    schedule = {"kind": "adaptive", "high": 1e-2}
+    trainer = make(trainer={"checkpoints": tmp_path}, lr=1e-3, lr_schedule=schedule, optimizer_config={"eps": 1e-5})
+    run(trainer, max_steps=1)
+    found = trainer.tracker.params
+    assert (found["lr_schedule"]["high"], found["optimizer_config.eps"]) == (1e-2, 1e-5)
+    run(changed(trainer), max_steps=2)
+    assert {param: found[param] for param in expected} == expected
+    assert [param for param in found if param.startswith("lr_schedule")] == ["lr_schedule"]
+
+
 @pytest.mark.parametrize("name", [None, "my run"])
 def test_the_end_of_a_run_names_it_as_mlflow_does_and_what_to_resume(name, mlruns, mlflow_client, capfd):
     trainer = make(trainer={"tracker": tracker(run_name=name)})

@@ -188,8 +188,8 @@ def nearest_divisor(number: int, wanted: int) -> int:
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Flatten nested mappings to dotted names; replace classes and modules by their class names."""
-    if isinstance(value, Mapping):
+    """Flatten nested mappings but schedules to dotted names; replace classes and modules by their class names."""
+    if isinstance(value, Mapping) and not name.endswith("_schedule"):
         flat: dict[str, Any] = {}
         for key, item in value.items():
             flat.update(flatten_params(f"{name}.{key}", item))

@@ -17,7 +17,7 @@ import torch
 
 from rl8x import __version__, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import qualified_name
+from rl8x.algorithms.hyperparameters import flatten_params, qualified_name
 from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
@@ -107,7 +107,10 @@ class Record:
             self.tracker.names_before = tracked["names"] or {}
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
-        self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
+        steered_by = function_name(checkpoint.spec.run.env_config)
+        self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, steered_by)}
+        for name, value in checkpoint.metadata["resolved"]["config"].items():
+            self._shown |= flatten_params(name, value).keys() if name in origin.overrides else set()
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
 
     def prepare(self, run: RunState) -> None:
@@ -242,6 +245,7 @@ class Record:
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
         return {
+            **dict.fromkeys(self._shown),  # what is no longer so, as MLflow keeps what was
             **algorithm.params,
             **together,
             **({} if self.run is None else self.spec.params),
@@ -253,16 +257,15 @@ class Record:
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
-        env = self.algorithm.env
+        env, steered_by, config = self.algorithm.env, self._steered_by, self._config
         if callable(env_config):
-            self._steered_by = function_name(function_form(env_config))
+            steered_by = function_name(function_form(env_config))
         elif env is not None:
             in_force = env.parameter_state.in_force
-            goes_on_without = self._steered_by is not None and not in_force.steered
-            self._steered_by = None if goes_on_without else self._steered_by
-            if goes_on_without or in_force.given != self._config:
-                self._config = in_force.given
-                self.update_params()
+            steered_by, config = steered_by if in_force.steered else None, in_force.given
+        if (steered_by, config) != (self._steered_by, self._config):
+            self._steered_by, self._config = steered_by, config
+            self.update_params()
 
     def update_params(self) -> None:
         """Log params that are new or have changed."""
