@@ -221,12 +221,15 @@ class Uneven(Probe):
 def test_episodes_of_several_horizons_count_alike_in_the_training_environment():
     trainer = make(Uneven, trainer={"eval_env": False}, num_envs=2, horizon=2, horizons_per_env_reset=2)
     found = trainer.eval()
-    # Returns are 1 and 1 in the first horizon, and 1, 1 and 3 in the second.
-    assert found["eval/episodes/ended"] == 5
-    assert found["eval/episodes/returns/mean"] == pytest.approx(7 / 5)
-    assert found["eval/episodes/returns/std"] == pytest.approx(0.8)
-    assert found["eval/episodes/lengths/mean"] == pytest.approx(7 / 5)
-    assert found["eval/episodes/info/copy/mean"] == pytest.approx(1 / 5)
+    # Returns are 1 and 1 in the first horizon, and 1, 1, 3, and 1 of the episode that the reset ends, in the second.
+    assert found["eval/episodes/ended"] == 6
+    assert found["eval/episodes/returns/mean"] == pytest.approx(8 / 6)
+    assert found["eval/episodes/returns/std"] == pytest.approx((5 / 9) ** 0.5)
+    assert found["eval/episodes/lengths/mean"] == pytest.approx(8 / 6)
+    assert found["eval/episodes/info/copy/mean"] == pytest.approx(2 / 6)
+    rows = [trainer.step(), trainer.step()]
+    assert sum(row["episodes/ended"] for row in rows) == 6
+    assert sum(row["episodes/ended"] * row["episodes/returns/mean"] for row in rows) == pytest.approx(8)
     assert [found[f"eval/horizon_returns/{name}"] for name in ("min", "max", "mean", "std")] == [2, 2, 2, 0]
 
 

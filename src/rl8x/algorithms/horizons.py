@@ -221,7 +221,8 @@ class Horizons:
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
                 try:
-                    stats = self.collector.evaluate(self.rollout.horizon, deterministic=deterministic)
+                    cut = self.resets.is_due(self.counters[keys.COLLECTS] + 1)
+                    stats = self.collector.evaluate(self.rollout.horizon, deterministic=deterministic, cut=cut)
                     row, gates = stats.counted()
                 except BaseException:  # else training would go on in its episodes, under its configuration
                     self.discard()

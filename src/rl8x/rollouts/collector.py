@@ -123,12 +123,14 @@ class Collector:
             noise = none if deterministic else self.policy.noise(steps, self.env.num_envs, self.generator)
             yield from zip(env_noise, noise, strict=True)
 
-    def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
-        """Run one horizon without keeping its observations, and return its statistics."""
+    def evaluate(self, horizon: int, *, deterministic: bool, cut: bool = False) -> Stats:
+        """Run one horizon without keeping its observations, and return its statistics; `cut` if a reset follows."""
         played = self.play(self.noises(horizon, deterministic=deterministic))
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
             rollout.write_slot(t, flat(outcome(transition.step)))
+        if cut:
+            rollout.truncate()
         return rollout_stats(rollout.tensors, horizon, self.env.team)
 
     def _start(self) -> tuple[Carry, Cursor]:
