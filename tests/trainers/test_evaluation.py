@@ -313,13 +313,16 @@ def test_training_on_after_an_evaluation_has_the_runs_status_follow():
         run(trainer, max_steps=2)
     trainer.eval()
     trainer.close()
-    assert trainer.tracker.status == "FAILED"
+    tags, why = trainer.tracker.tags, "RuntimeError: out of luck"
+    assert (trainer.tracker.status, tags["rl8x.stop_reason"]) == ("FAILED", why)
     trainer.callbacks = ()
     trainer.eval()
     trainer.step()
-    assert trainer.tracker.status == "RUNNING"
+    assert (trainer.tracker.status, tags["rl8x.stop_reason"]) == ("RUNNING", "")
     trainer.close()
-    assert trainer.tracker.status == "FINISHED"
+    assert (trainer.tracker.status, tags["rl8x.stop_reason"], trainer.stop_reason) == ("FINISHED", "", None)
+    assert why not in trainer.tracker.description
+    assert "Stopped after 2 steps, 1 of them by the last run(), " in trainer.tracker.description
 
 
 # -- statistics of the environment's own

@@ -50,8 +50,8 @@ def test_a_second_run_says_how_many_of_the_steps_are_its_own(capfd):
     trainer.run(max_steps=1, progress="lines")
     assert told(capfd)[0] == "stopped after 1 step: max_steps=1"
     trainer.run(max_steps=2, progress="lines")
-    assert told(capfd)[0] == "stopped after 3 steps, 2 of them by this run(): max_steps=2"
-    ended = "Stopped after 3 steps, 2 of them by this run(), 96 transitions: `max_steps=2`"
+    assert told(capfd)[0] == "stopped after 3 steps, 2 of them by the last run(): max_steps=2"
+    ended = "Stopped after 3 steps, 2 of them by the last run(), 96 transitions: `max_steps=2`"
     assert ended in trainer.tracker.description
 
 

@@ -119,7 +119,7 @@ def _plan(run: RunState) -> str:
 def steps_made(algorithm: GenericAlgorithmBase[Any], run: RunState | None) -> str:
     """Say how many steps a trainer has made, and where `run()` was called again how many of them by the last one."""
     steps = algorithm.counters[keys.STEPS]
-    own = "" if run is None or run.steps == steps else f", {run.steps:,} of them by this run()"
+    own = "" if run is None or run.steps == steps else f", {run.steps:,} of them by the last run()"
     return counted(steps, "step", "steps") + own
 
 

@@ -147,6 +147,7 @@ class Record:
                 "rl8x.version": __version__,
                 "rl8x.command": description.command(),
                 **description.labels(self.algorithm),
+                **({} if fresh or self._only_adds else {"rl8x.stop_reason": ""}),  # until it ends again
                 **self._resume_tags,
             },
             resume=self._handle,

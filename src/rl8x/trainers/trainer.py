@@ -556,8 +556,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             raise
         self.train_step.open_row = stats
         asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
-        stats.stop_reason = next(filter(None, asked), None)
-        self.stop_reason = stats.stop_reason or self.stop_reason
+        self.stop_reason = stats.stop_reason = next(filter(None, asked), None)
         return stats
 
     def _check_place(self) -> None:
