@@ -82,6 +82,23 @@ def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("here")
+def test_what_is_timed_of_a_replay_comes_after_its_warm_up(tmp_path, monkeypatch):
+    made, step = [], bench.Trainer.step
+
+    def counted(trainer, **options):
+        stats = step(trainer, **options)
+        made.append(stats["algorithm/updates"])
+        return stats
+
+    monkeypatch.setattr(bench.Trainer, "step", counted)
+    words = ["CartPole", "algorithm=dqn", "warmup_steps=100", *BRIEF, "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", *words]) == 0
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert made == [0] * 7 + [4, 8, 12]
+    assert (row["iterations"], row["transitions"]) == (2, 16)
+
+
+@pytest.mark.usefixtures("here")
 def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     def refuse(*_):
         raise OSError("no compiler at /usr/local/bin/c++\nmore lines")

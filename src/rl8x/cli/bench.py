@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 import torch
 
-from rl8x import __version__
+from rl8x import __version__, keys
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.errors import FiniteRange, UserError, check_file, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, read_run
@@ -266,8 +266,12 @@ def _peak_memory() -> int:
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
     """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
     algorithm, rows, times = trainer.algorithm, list[TrainStats](), list[float]()
+    # No updates are made in the warm-up of a replay, and so none is waited for that is compiled.
+    warmup_steps = 0 if algorithm.env is None else getattr(algorithm.config, "warmup_steps", 0)
     while len(times) <= 2 or sum(times[1:]) < seconds:
         begin = time.perf_counter()
+        while trainer.state[keys.ENV_STEPS] < warmup_steps:
+            trainer.step(env_config=run.run.env_config)
         rows.append(trainer.step(env_config=run.run.env_config))
         if algorithm.device.type == "cuda":
             torch.cuda.synchronize()
