@@ -195,6 +195,10 @@ def test_the_runs_are_a_parent_and_its_children(ran):
         assert len(run.data.metrics) <= 80
     # Once in each of the two reports, of which the first was of three policies.
     assert len(client.get_metric_history(parent.info.run_id, "result/returns/mean")) == 2
+    for child in children:
+        for name in (name for name in child.data.metrics if name.startswith("best/")):
+            history = client.get_metric_history(child.info.run_id, name.removeprefix("best/"))
+            assert child.data.metrics[name] == max(point.value for point in history)
     # Points of a training are there once, though its process was cut off from the store.
     for child in children:
         assert len(client.get_metric_history(child.info.run_id, "result/returns/mean")) == 1

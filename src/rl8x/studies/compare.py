@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 PAGE: Final = "compare.html"
 _CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
-# Of these a run has `best/NAME` of all its rows; in a study's training `best/returns/mean` is of evaluations.
-_WITH_BEST: Final = (*keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS[0])
+# Of these a run has `best/NAME` of all its rows.
+_WITH_BEST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
 _PREFIX: Final = "algorithm_config."
 _FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # which follow from other params, or from chance

@@ -185,8 +185,6 @@ class _TrainingJob:
                 table.point_file(self.folder, steps).unlink()
         means, headline = _means(frame), trainer.record.results.headline
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
-        if headline is not None:
-            row["best/returns/mean"] = headline[1].best
         trainer.record.log(row, trains=False)
         if pruned:
             tracker.set_tags({"rl8x.pruned": "true"})
