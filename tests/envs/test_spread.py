@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 
 import gymnasium.spaces as spaces
@@ -108,6 +109,23 @@ def test_a_run_counts_copies_and_measures_the_team():
     grid = trainer.evaluate_grid({"accel": [1.0, 5.0]}, episodes=3)
     assert grid["lengths"].tolist() == [25.0, 25.0]
     assert grid["returns"].nunique() == 2
+
+
+class Told(Spread):
+    """Two agents in two copies, of which the first has no value in the first."""
+
+    metric_names = ("told",)
+
+    def measure(self, state, parameters):
+        return {"told": torch.tensor([math.nan, 1.0, 4.0, 9.0])}
+
+
+def test_a_metric_of_the_environments_is_the_mean_of_a_copys_agents_in_training_and_evaluations():
+    algorithm = PPOConfig(num_envs=2, horizon=6, seed=0, device="cpu").build(Told, num_agents=2, time_limit=6)
+    trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=False, num_eval_envs=2)
+    row, expected = trainer.step(), (4.0 + (1.0 + 9.0) / 2) / 2
+    assert (row["episodes/ended"], row["episodes/info/told/mean"]) == (2, expected)
+    assert trainer.eval()["eval/episodes/info/told/mean"] == expected
 
 
 def test_a_film_shows_copies():

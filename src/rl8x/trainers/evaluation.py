@@ -306,7 +306,9 @@ class EpisodeEvaluator:
                 metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
         (running, returns, lengths), mask, team = episodes.by_copy, torch.stack(masks), self.env.team
         self._warned = self._warned or warn_of_cut(int(running.sum()), self.env.num_copies, "evaluation")
-        means, counts = info_means(metrics, ~episodes.running)
+        if team is not None:  # as in training
+            metrics = {name: team.of_agents(values).nanmean(0) for name, values in metrics.items()}
+        means, counts = info_means(metrics, ~running)
         if team is not None:
             means |= agent_means(team, episodes.returns, ~running)
         values: dict[str, Any] = {
