@@ -48,10 +48,7 @@ class FlatOptimizer:
         self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
         self.weights = self.joined(self.views)
         self.gradient = torch.zeros_like(self.weights)
-        order = {id(parameter): i for i, parameter in enumerate(self.views)}
-        weights, self._buffers = places(module)
-        # A weight that layers share has several places.
-        self._places = [(owner, name, order[id(value)]) for owner, name, value in weights if id(value) in order]
+        self._places, self._buffers = places(module, self.views)
         self._join()
         self.rule = rule
         self.moments = rule.moments(self.weights)

@@ -81,7 +81,10 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN; if the name is missing, `kernels.has_fast_linear` is False."""
+    """Compute `x weight^T + bias` by oneDNN in full float32 precision; `x` is contiguous.
+
+    If the name is missing, `kernels.has_fast_linear` is False.
+    """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
@@ -95,32 +98,31 @@ def fused_adam(decoupled: bool) -> Any:
 
 
 Place: TypeAlias = tuple[dict[str, Any], str, Any]
-"""Where PyTorch looks a tensor of a module up, its name there, and the tensor."""
+"""Where PyTorch looks a tensor of a module up, its name there, and which one it is."""
 
 
-def places(module: nn.Module) -> tuple[list[Place], list[Place]]:
-    """Return the places of a module's weights, `[*]` each, and of its buffers; a shared one has several."""
-
-    def there(tensors: list[dict[str, Any]]) -> list[Place]:
-        return [(part, name, part[name]) for part in tensors for name in part if part[name] is not None]
-
-    owners: list[Any] = list(module.modules())
-    return there([each._parameters for each in owners]), there([each._buffers for each in owners])
+def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[list[Place], list[Place]]:
+    """Return the places of weights `[*]` of a module, with their numbers, several of a shared one; and its buffers."""
+    order, found, buffers = {id(weight): i for i, weight in enumerate(weights)}, [], []
+    for part in module.modules():
+        own: Any = part._parameters
+        found += [(own, name, order[id(value)]) for name, value in own.items() if id(value) in order]
+        own = part._buffers
+        buffers += [(own, name, value) for name, value in own.items() if value is not None]
+    return found, buffers
 
 
 class Substitution:
     """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
     Resolving names takes longer than evaluating a small module. The weights, by their names in `named_parameters`, are
-    replaced in the modules' `_parameters`, where PyTorch looks them up, a shared one in every module that has it.
+    replaced in the modules' `_parameters`, a shared one in every module that has it.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self.module = module
         named = dict(module.named_parameters())
-        order = {id(named[name]): i for i, name in enumerate(names)}
-        weights, _ = places(module)
-        self._places = [(owner, name, order[id(weight)]) for owner, name, weight in weights if id(weight) in order]
+        self._places, _ = places(module, [named[name] for name in names])
 
     def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
         """Call the module on inputs, with weights `[*]` in the order of the names."""
