@@ -136,11 +136,11 @@ def mlflow_template(tmp_path_factory) -> Path:
 def compilers_are_forks():
     """Make each compiler's process a fork of this one, which imports torch's compiler once for all of them.
 
-    A test that needs a Python of its own calls `Compiler._start.__wrapped__`.
+    A test that needs a Python of its own calls `Compiler.start.__wrapped__`.
     """
     from rl8x.execution.compiler import Compiler
 
-    start = Compiler._start
+    start = Compiler.start
 
     @functools.wraps(start)
     def fork(compiler: Compiler) -> None:
@@ -150,7 +150,7 @@ def compilers_are_forks():
             start(compiler)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compiler, "_start", fork)
+        patch.setattr(Compiler, "start", fork)
         yield
 
 

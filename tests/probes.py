@@ -5,6 +5,7 @@ Source of the idea: Jones 2021, "Debugging reinforcement learning systems"; used
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import gymnasium
@@ -13,7 +14,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env
-from rl8x.execution.compiler import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram, load
+from rl8x.execution.programs import Loop
 from rl8x.execution.traces import describe_program, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
@@ -225,9 +227,10 @@ def weights_of(algorithm):
 
 
 def described(function, *tensors):
-    """Return what is compiled of a function: its description as JSON, and what it reads beside its arguments."""
-    graph, read = trace(function, tensors)
-    return describe_program(graph, [*tensors, *read]), read
+    """Return what is compiled of a function, or of a loop: its description as JSON, and what loads its library."""
+    loop = function if isinstance(function, Loop) else Loop(function, 0, num_items=0)
+    traced = trace(loop.function, loop.first(tensors))
+    return describe_program(traced, loop.first(tensors)), functools.partial(load, traced=traced, loop=loop)
 
 
 def traced_only(monkeypatch):
@@ -244,7 +247,7 @@ def record_once(function):
     """
     for _ in range(3):
         function()
-    graph, read = trace(function, [])
+    graph, read, _ = trace(function, [])
     results = [result.clone() for result in graph(*read)]
 
     def replay():

@@ -68,6 +68,12 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says, or the name of its type."""
+    lines = message_of(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def described(error: BaseException) -> str:
     """Return the name of an exception's type and what it says."""
     message = message_of(error)

@@ -1,11 +1,11 @@
-"""Observations and actions that are a tensor or nested dicts of tensors, and their flat form by name."""
+"""Observations and actions that are a tensor or nested dicts of tensors, their flat form by name, and as a list."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,3 +107,24 @@ def row_major(tensor: Tensor) -> Tensor:
     if not tensor.dim() or tensor.stride() == _row_major_strides(tensor.shape):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Iterable[Tensor]], Any]]:
+    """Return the tensors of a tree, row-major, for one program of all strides, and what rebuilds it."""
+    tensors: list[Tensor] = []
+    rebuilt = _flatten(tree, tensors)
+    return tensors, lambda given: rebuilt(iter(given))
+
+
+def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], Any]:
+    """Append a tree's tensors, `[*]` each, and return what takes as many of an iterator and rebuilds the tree."""
+    if isinstance(tree, Tensor):
+        tensors.append(row_major(tree))
+        return next
+    if tree is None:
+        return lambda _: None
+    if isinstance(tree, dict):
+        named = [(name, _flatten(part, tensors)) for name, part in tree.items()]
+        return lambda given: {name: part(given) for name, part in named}
+    parts, make = [_flatten(part, tensors) for part in tree], getattr(tree, "_make", tuple)
+    return lambda given: make([part(given) for part in parts])

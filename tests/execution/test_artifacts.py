@@ -78,12 +78,13 @@ def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, m
 def test_a_verdict_is_kept_with_its_program(tmp_path):
     artifacts = kept(tmp_path, "a")
     artifacts.judge("b", "off by 1")  # of which there is no program
-    assert [artifacts.verdict(key) for key in "ab"] == [None, None]
+    assert artifacts.find("b") is None
+    assert "verdict" not in artifacts.find("a")
     for verdict in ("", "off by 1"):
         artifacts.judge("a", verdict)
-        assert Artifacts(tmp_path).verdict("a") == verdict
+        assert Artifacts(tmp_path).find("a")["verdict"] == verdict
     kept(tmp_path, "a")  # built anew
-    assert artifacts.verdict("a") is None
+    assert "verdict" not in artifacts.find("a")
     assert [path.name for path in tmp_path.iterdir()] == ["a.so"]
 
 
@@ -213,4 +214,4 @@ def test_what_is_kept_is_the_users_alone_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert artifacts.folder.stat().st_mode & 0o777 == 0o700
-    assert artifacts.verdict("a") == ""
+    assert artifacts.find("a")["verdict"] == ""

@@ -20,7 +20,7 @@ from tests.probes import described
 
 from rl8x.execution import compiler, lowering
 from rl8x.execution.artifacts import Artifacts, key_of, surroundings
-from rl8x.execution.compiler import CompiledProgram, Compiler, load
+from rl8x.execution.compiler import CompiledProgram, Compiler
 from rl8x.execution.programs import Loop, ProgramError
 from rl8x.execution.verification import Check
 
@@ -29,7 +29,7 @@ from rl8x.execution.verification import Check
 def shared(tmp_path_factory):
     """A compiler on a cache of its own, whose process these tests share: a Python of its own, as users have it."""
     made = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
-    made._start = functools.partial(Compiler._start.__wrapped__, made)
+    made.start = functools.partial(Compiler.start.__wrapped__, made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(made.artifacts.folder / "inductor"))  # empty, as at a first run
         yield made
@@ -166,7 +166,7 @@ def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread
 
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    mortal._start = functools.partial(Compiler._start.__wrapped__, mortal)  # this process knows its compiler by now
+    mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)  # this process knows its compiler by now
     program = affine(2.0, 10.0)
     messages = set()
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
     request.addfinalizer(surroundings.cache_clear)  # it knows the compiler
     monkeypatch.setenv("CXX", "clang++")
     surroundings.cache_clear()
-    mortal._start = functools.partial(Compiler._start.__wrapped__, mortal)
+    mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)
     assert run(affine(2.0, 10.0)) == ([12.0, 14.0], 8.0, 8.0)
     x, hidden, outputs = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in (24, (24, 64), 64))
     function = lambda x: [(x @ hidden).tanh() @ outputs, x.exp().sum()]  # noqa: E731
@@ -193,7 +193,7 @@ def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_one(mortal, whole):
-    text, _ = described(lambda x: [x * 2.0], X)
+    text, loaded = described(lambda x: [x * 2.0], X)
     said = []
     mortal.say, mortal.artifacts.unwritable = said.append, mortal.artifacts.folder / "another"
     mortal.request(text)
@@ -205,7 +205,7 @@ def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_on
         mortal.library(text)
     assert ["each run like this one will, since" in each for each in said] == [True]
     if whole:
-        assert load(mortal.library(text))(X)[0].tolist() == [2.0, 4.0]
+        assert loaded(mortal.library(text))(X)[0].tolist() == [2.0, 4.0]
 
 
 def _worker(process):

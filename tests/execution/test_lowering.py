@@ -4,13 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.probes import described
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from rl8x.execution.compiler import compiler, load
+from rl8x.execution.compiler import compiler
 from rl8x.execution.lowering import build, keep_values
 from rl8x.execution.programs import Loop
-from rl8x.execution.traces import KEPT, describe_program, trace
+from rl8x.execution.traces import KEPT
 
 
 def numbers(*shape):
@@ -103,20 +104,11 @@ def step(position, speed, last, gain, push):
 @pytest.fixture(scope="module")
 def programs():
     """Everything, compiled side by side."""
-    made = {}
-    for name, (function, tensors) in FUNCTIONS.items():
-        graph, read = trace(function, tensors)
-        made[name] = describe_program(graph, [*tensors, *read]), read
-    state, items = [*[numbers(2, 3)] * 3, numbers(4, 3)], numbers(COUNT, 2, 4)
-    graph, read = trace(step, [*state, items[0]])
-    assert not read
-    made["loop"] = describe_program(graph, [*state, items], range(4, 5), ends=True), []
+    made = {name: described(function, *tensors) for name, (function, tensors) in FUNCTIONS.items()}
+    made["loop"] = described(Loop(step, 3, ends=True), *[numbers(2, 3)] * 3, numbers(4, 3), numbers(COUNT, 2, 4))
     for program, _ in made.values():
         compiler().request(program)
-    return {
-        name: (load(compiler().library(program), range(4, 5) if name == "loop" else range(0)), read)
-        for name, (program, read) in made.items()
-    }
+    return {name: loaded(compiler().library(program)) for name, (program, loaded) in made.items()}
 
 
 def agree(actual, expected):
@@ -129,10 +121,9 @@ def agree(actual, expected):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_program_computes_and_writes_what_its_function_does(programs, name):
     function, tensors = FUNCTIONS[name]
-    run, read = programs[name]
     for scale in (1.0, -2.0):  # memory of the first call is taken again
         mine, its = [each * scale for each in tensors], [each * scale for each in tensors]
-        results = run(*mine, *read)
+        results = programs[name](*mine)
         agree(results, [each.clone() for each in function(*its)])
         agree(mine, its)
         assert all(each.is_contiguous() for each in results)
@@ -140,32 +131,30 @@ def test_a_program_computes_and_writes_what_its_function_does(programs, name):
 
 def test_a_loop_does_what_one_in_python_does(programs):
     """One that may end; those that never do are the steps of algorithms/test_conformance.py."""
-    run, _ = programs["loop"]
     loop = Loop(step, 3, 1, ends=True)
     for scale in (0.1, 1.0):
         mine, its = ([scale * numbers(2, 3), numbers(2, 3), numbers(2, 3), numbers(4, 3)] for _ in range(2))
         items = scale * numbers(COUNT, 2, 4)[: COUNT if scale == 1.0 else 2]  # of which there may be any number
-        actual, expected = run(*mine, items), loop(*its, items)
+        actual, expected = programs["loop"](*mine, items), loop(*its, items)
         agree(actual, expected)
         agree(mine, its)
         assert scale < 1.0 or 0 < int(expected[-1].sum()) < COUNT - 1  # what follows is not reached
 
 
 def test_results_are_memory_of_their_own(programs):
-    run, read = programs["memory"]
-    first = run(*[each.clone() for each in SMALL], *read)
+    run = programs["memory"]
+    first = run(*[each.clone() for each in SMALL])
     kept = [each.clone() for each in first]
-    run(*[each + 1.0 for each in SMALL], *read)
+    run(*[each + 1.0 for each in SMALL])
     assert all(torch.equal(one, two) for one, two in zip(first, kept, strict=True))
     assert float(torch.tensor(1e-38) * 0.01) > 0.0  # denormal numbers are what they were to this process
 
 
 def test_threads_that_call_a_program_at_once_do_not_meet(programs):
-    run, read = programs["memory"]
     inputs = [[each * (i + 1.0) for each in SMALL] for i in range(4)]
 
     def results(i):
-        return run(*[each.clone() for each in inputs[i]], *read)
+        return programs["memory"](*[each.clone() for each in inputs[i]])
 
     expected = [results(i) for i in range(4)]
 
@@ -180,48 +169,43 @@ def test_threads_that_call_a_program_at_once_do_not_meet(programs):
 
 
 def clipped(vector, limit, few, count):
-    """Scale a vector to a norm, by a number that depends on all of it."""
+    """Scale a vector by a number that depends on all of it: not what is few, in memory already, or whole."""
     scale = (limit / (vector.norm() + 1e-6)).clamp(max=1.0)
     return vector * scale, few * scale, vector * limit, vector * vector[3:4], vector * (count + 1)
 
 
-def test_a_number_that_meets_many_is_computed_by_itself_and_everything_is_equal():
-    given = torch.arange(100.0), torch.tensor(3.0), torch.ones(5), torch.tensor(2)
-    record = make_fx(clipped)(*given)
+def normalised(rows, mean, square, bias):
+    deviation = (square - mean * mean).add_(1e-8).sqrt().reciprocal().float()
+    return (rows - mean.float()) * deviation - -bias, rows[:8] * deviation, rows * rows.sum(0)
+
+
+def summed(terms):
+    return terms.log1p().sum(1), terms.log1p().sum(0), terms[:4].log1p().sum(1), (terms.mT @ terms).sum(1)
+
+
+MOMENTS = torch.rand(3).double(), torch.rand(3).double() + 1.0
+KEEPS = {  # what is computed by itself, and where it is used: by results of which shape
+    clipped: (
+        (torch.arange(100.0), torch.tensor(3.0), torch.ones(5), torch.tensor(2)),
+        [("aten.clamp.default", "aten.mul.Tensor", (100,))],
+    ),
+    normalised: (
+        (torch.rand(200, 3), *MOMENTS, torch.rand(3)),
+        [("aten._to_copy.default", f"aten.{name}.Tensor", (200, 3)) for name in ("mul", "sub")],
+    ),
+    summed: ((torch.arange(192.0).reshape(32, 6),), [("aten.log1p.default", "aten.sum.dim_IntList", (32,))]),
+}
+
+
+@pytest.mark.parametrize("function", KEEPS)
+def test_what_many_read_and_terms_of_short_sums_are_computed_by_themselves_and_all_is_equal(function):
+    given, expected = KEEPS[function]
+    record = make_fx(function)(*given)
     keep_values(record)
-    computed = [node for node in record.graph.nodes if node.target is KEPT]
-    # The scale, where it meets the vector: not where it meets five numbers, nor what is in memory already or whole.
-    assert [node.args[0].target for node in computed] == [torch.ops.aten.clamp.default]
-    assert [user.args for user in computed[0].users] == [(record.graph.find_nodes(op="placeholder")[0], computed[0])]
-    assert all(map(torch.equal, record(*given), clipped(*given)))
-
-
-def test_numbers_that_meet_many_rows_each_are_computed_before_and_others_within():
-    def normalised(rows, mean, square, bias):
-        deviation = (square - mean * mean).add_(1e-8).sqrt().reciprocal().float()
-        return (rows - mean.float()) * deviation - -bias, rows[:8] * deviation, rows * rows.sum(0)
-
-    given = torch.rand(200, 3), torch.rand(3).double(), torch.rand(3).double() + 1.0, torch.rand(3)
-    record = make_fx(normalised)(*given)
-    keep_values(record)
-    kept = [node for node in record.graph.nodes if node.target is KEPT]
-    assert [node.args[0].target for node in kept] == [torch.ops.aten._to_copy.default] * 2
-    users = [[user.target for user in node.users] for node in kept]
-    assert users == [[torch.ops.aten.mul.Tensor], [torch.ops.aten.sub.Tensor]]
-    assert all(map(torch.equal, record(*given), normalised(*given)))
-
-
-def test_terms_of_a_short_sum_are_computed_before_it_and_those_of_a_long_one_within():
-    def sums(terms):
-        return terms.log1p().sum(1), terms.log1p().sum(0), terms[:4].log1p().sum(1), (terms.mT @ terms).sum(1)
-
-    given = torch.arange(192.0).reshape(32, 6)
-    record = make_fx(sums)(given)
-    keep_values(record)
-    [kept] = [node for node in record.graph.nodes if node.target is KEPT]
-    assert kept.args[0].target is torch.ops.aten.log1p.default
-    assert [user.args[1] for user in kept.users] == [[1]]
-    assert all(map(torch.equal, record(given), sums(given)))
+    kept = [(node, user) for node in record.graph.nodes if node.target is KEPT for user in node.users]
+    found = [(str(node.args[0].target), str(user.target), tuple(user.meta["val"].shape)) for node, user in kept]
+    assert found == expected
+    assert all(map(torch.equal, record(*given), function(*given)))
 
 
 def test_an_error_is_that_of_the_source_and_names_it_first(tmp_path):

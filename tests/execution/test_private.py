@@ -36,7 +36,7 @@ def test_a_missing_name_is_one_clear_line_in_the_compilers_process_too(monkeypat
     code = "import torch._inductor.codecache as codecache\ndel codecache.AotCodeCompiler\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)  # where the process searches too
-    monkeypatch.setattr(Compiler, "_start", Compiler._start.__wrapped__)  # a Python of its own
+    monkeypatch.setattr(Compiler, "start", Compiler.start.__wrapped__)  # a Python of its own
     compiler = Compiler(Artifacts(tmp_path / "cache"))
     missing = rf"not {re.escape(torch.__version__)}: module 'torch\._inductor\.codecache' has no .* 'AotCodeCompiler'$"
     with pytest.raises(RuntimeError, match=rf"^rl8x compiles with torch 2\.13 or 2\.14, {missing}"):

@@ -23,7 +23,7 @@ def update(x):
 
 def test_a_trace_does_what_the_function_does_at_every_call():
     before = TOTAL.clone()
-    graph, read = trace(update, [torch.tensor([1.0, 0.0])])
+    graph, read, _ = trace(update, [torch.tensor([1.0, 0.0])])
     assert not torch.equal(TOTAL, before)  # tracing runs the function; its argument was a copy
     TOTAL.copy_(before)
     for values in ([1.0, 0.0], [0.5, -2.0], [1.0, 0.0]):
@@ -36,7 +36,7 @@ def test_a_trace_does_what_the_function_does_at_every_call():
 
 
 def test_tensors_that_are_held_are_inputs_in_the_order_of_their_use():
-    graph, read = trace(lambda x: [x + WEIGHT[0] * TOTAL, WEIGHT.sum()], [torch.zeros(2)])
+    graph, read, _ = trace(lambda x: [x + WEIGHT[0] * TOTAL, WEIGHT.sum()], [torch.zeros(2)])
     assert [each.data_ptr() for each in read] == [WEIGHT.data_ptr(), TOTAL.data_ptr()]
     assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["arg_0", "read_0", "read_1"]
 
@@ -72,7 +72,7 @@ def test_a_cast_that_was_made_before_is_part_of_the_trace():
     weight, x = torch.rand(2, 2, requires_grad=True), torch.ones(1, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _ = x @ weight  # keeps the cast weight for later products
-        graph, read = trace(lambda x: [x @ weight], [x])
+        graph, read, _ = trace(lambda x: [x @ weight], [x])
     assert [each.dtype for each in read] == [torch.float32]
     with torch.no_grad():
         weight.mul_(2.0)

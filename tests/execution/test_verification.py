@@ -12,7 +12,6 @@ from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.on_policy.update import OnPolicyUpdater
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import lowering, traces
-from rl8x.execution.compiler import load
 from rl8x.execution.verification import TOLERANCES, Check, verdict
 
 STEP, UPDATE = Check("step"), Check("update", "update")
@@ -191,7 +190,6 @@ def test_the_copy_that_inductor_drops_is_noticed(kept, expected, monkeypatch, tm
     """The fault that `KEPT` is there for: both become the new value."""
     held = [normal(4, 3), torch.zeros(4, 3), normal(4, 3) + 1]
     monkeypatch.setattr(traces, "KEPT", kept)
-    description, read = described(frames, *held)
-    assert not read
+    description, loaded = described(frames, *held)
     lowering.lower(description, tmp_path / "program.so")
-    assert judged(load(tmp_path / "program.so"), frames, held, STEP)[:6] == expected
+    assert judged(loaded(tmp_path / "program.so"), frames, held, STEP)[:6] == expected

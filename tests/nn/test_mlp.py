@@ -8,7 +8,6 @@ import torch
 from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.probes import described
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.execution import kernels as products
 from rl8x.execution.lowering import fused
-from rl8x.execution.traces import ProgramDescription
+from rl8x.execution.traces import describe_program, trace
 from rl8x.nn import MLP, linear
 from rl8x.nn import mlp as mlp_module
 from rl8x.nn.layers import LinearStack
@@ -178,12 +177,12 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
     def gradients(x):
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
-    description, read = described(gradients, x)
-    record, _ = fused(ProgramDescription(*json.loads(description)))
+    traced = trace(gradients, [x])
+    record, _ = fused(*json.loads(describe_program(traced, [x]))[:2])
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
-    torch.testing.assert_close(tuple(record(x, *read)), gradients(x), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(tuple(record(x, *traced.read)), gradients(x), atol=1e-5, rtol=1e-4)
 
 
 def test_hooks_and_changed_layers_are_honoured():
@@ -216,3 +215,31 @@ def test_results_are_the_same_bits_with_and_without_gradients(rows):
     with torch.no_grad():
         acted = mlp(x)
     assert torch.equal(acted, mlp(x))
+
+
+SHAPES = [(7, 3, 5), (9, 1, 6), (9, 6, 1), (300, 3, 130), (256, 1, 256), (256, 256, 1), (256, 128, 256)]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("rows", "terms", "columns"), SHAPES)
+def test_eager_products_are_the_usual_ones_of_stacks_too(rows, terms, columns, stacked, fast, monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    called, linear = [], products.linear
+    monkeypatch.setattr(products, "linear", lambda *given: (called.append(given[0].shape), linear(*given))[1])
+    generator = torch.Generator().manual_seed(0)
+    shapes = (rows, terms), (terms, columns), (1, columns)
+    left, right, bias = (torch.randn(3, *shape, generator=generator) for shape in shapes)
+    left, right, bias = (left, right, bias) if stacked else (left[0], right[0], bias[0, 0])
+    exact = left.double() @ right.double()
+    close = {"atol": 1e-4, "rtol": 1e-5}
+    torch.testing.assert_close(mlp_module._multiply(left, right, bias), (exact + bias.double()).float(), **close)
+    torch.testing.assert_close(mlp_module._multiply(left, right), exact.float(), **close)
+    result = mlp_module._multiply_transposed(left.mT.contiguous(), right)
+    torch.testing.assert_close(result, exact.float(), **close)
+    assert result.is_contiguous()
+    wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
+    assert called == ([(rows, terms)] * (9 if stacked else 3) if wide and fast else [])
+    if stacked:  # of critics the first layer reads the same rows
+        shared = left[:1].expand(3, -1, -1)
+        torch.testing.assert_close(mlp_module._multiply(shared, right, bias), shared @ right + bias, **close)

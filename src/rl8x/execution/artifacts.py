@@ -24,10 +24,7 @@ import torch
 from rl8x import __version__
 from rl8x.disk import exposure, is_own_file
 
-# Environment variables: the cache's folder, and its size limit in MB. A program takes 0.5 MB.
-FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
-LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
-_LIMIT_MB: Final = 500
+_LIMIT_MB: Final = 500  # a program takes 0.5 MB
 # A program that was written or looked up less than this many seconds ago is never removed: a run may be about to load
 # it.
 _IN_USE_S: Final = 3600.0
@@ -38,11 +35,11 @@ _LONG_AGO_S: Final = 600.0
 
 def limit_mb() -> float:
     """Return the cache's size limit in MB; a `ValueError` if `RL8X_CACHE_MB` is not a finite number of at least 0."""
-    given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
+    given = os.environ.get("RL8X_CACHE_MB", str(_LIMIT_MB))
     with contextlib.suppress(ValueError):
         if math.isfinite(limit := float(given)) and limit >= 0:
             return limit
-    raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
+    raise ValueError(f"RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got {given!r}.")
 
 
 class Artifact(NamedTuple):
@@ -59,20 +56,14 @@ class Artifacts:
 
     Several processes may use it at once, since files are renamed into it. A program is loaded only if nobody but this
     user and root could have written it.
-
-    Args:
-        folder: The folder; None takes `RL8X_CACHE_DIR`, or this user's cache folder.
-
-    Attributes:
-        unwritable: The configured folder if it is not used; a temporary folder of this process is used instead.
-        why: Why it is not used.
     """
 
+    # The configured folder if it is not used, and why; a temporary one of this process is used instead.
     unwritable: Path | None = None
-    why = "cannot be written to"
+    why = ""
 
     def __init__(self, folder: Path | None = None) -> None:
-        given = os.environ.get(FOLDER_VARIABLE) or platformdirs.user_cache_dir("rl8x", appauthor=False)
+        given = os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False)
         self.folder = (folder or Path(given)).absolute()
 
     def make_folder(self) -> None:
@@ -81,23 +72,22 @@ class Artifacts:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._leave_if_exposed()
         if not os.access(self.folder, os.W_OK | os.X_OK):
-            self._leave_folder()
+            self._leave_folder("cannot be written to")
 
     def _leave_if_exposed(self) -> None:
         """Use a temporary folder if others could put programs of theirs into this one."""
         why = exposure(self.folder) if self.unwritable is None and self.folder.is_dir() else None
         if why is not None:
-            self.why = f"is not safe ({why})"
             warnings.warn(
                 f"compiled programs are neither taken from {self.folder} nor kept there, since {why}: set "
-                f"{FOLDER_VARIABLE} to a folder that only you can write to, in folders that only you can write to.",
+                "RL8X_CACHE_DIR to a folder that only you can write to, in folders that only you can write to.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._leave_folder()
+            self._leave_folder(f"is not safe ({why})")
 
-    def _leave_folder(self) -> None:
-        self.unwritable, self.folder = self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
+    def _leave_folder(self, why: str) -> None:
+        self.why, self.unwritable, self.folder = why, self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:
@@ -112,14 +102,12 @@ class Artifacts:
         """Return the notes of a program if its hash matches; remove it if it is damaged, or not ours."""
         self._leave_if_exposed()
         path = self.library(key)
-        if not path.exists():
-            return None
         with contextlib.suppress(OSError, ValueError):
             if is_own_file(path):
                 _, notes = _read(path)
                 os.utime(path)
                 return notes
-        with contextlib.suppress(OSError):  # another user's folder
+        with contextlib.suppress(OSError):  # there is none, or the folder is another user's
             path.unlink()
         return None
 
@@ -128,12 +116,8 @@ class Artifacts:
         self._write(key, built.read_bytes(), {"torch": torch.__version__})
         self.trim()
 
-    def verdict(self, key: str) -> str | None:
-        """Return what `judge` was told of a program; None if it has not been verified."""
-        return (self.find(key) or {}).get("verdict")
-
     def judge(self, key: str, verdict: str) -> None:
-        """Keep the verdict on a program with it: empty if it agrees with its function."""
+        """Keep the verdict on a program in its notes: empty if it agrees with its function."""
         with contextlib.suppress(OSError, ValueError):
             library, notes = _read(self.library(key))
             self._write(key, library, notes | {"verdict": verdict})
@@ -159,12 +143,10 @@ class Artifacts:
 
     def clear(self) -> int:
         """Remove all programs, and return the number of bytes freed."""
-        freed = 0
-        for path in self.folder.glob("[!.]*.so"):
-            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-                freed += path.stat().st_size
-                path.unlink()
-        return freed
+        artifacts = self.list()
+        for artifact in artifacts:
+            self.library(artifact.key).unlink(missing_ok=True)
+        return sum(artifact.size for artifact in artifacts)
 
     def trim(self) -> None:
         """Remove least recently used programs until the limit holds, except those that may be in use."""
@@ -191,16 +173,22 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     return library, notes
 
 
+def cpu_info() -> str:
+    """Return what Linux says about the processors; nothing on other systems."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
 @functools.cache
 def surroundings() -> str:
     """Return a hash of what a compiled program depends on beside its description: versions, processor, C++ compiler."""
     own = [path.read_bytes() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor(), platform.machine()]
-    processor = sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags", "Features"))})
+    kinds = ("vendor_id", "model", "flags", "Features")
+    processor = sorted({line for line in cpu_info().splitlines() if line.startswith(kinds)})
     compiler = os.environ.get("CXX") or "g++"
     place = os.path.realpath(shutil.which(compiler.split()[0]) or compiler)  # it names the version
-    facts = [__version__, torch.__version__, torch.version.git_version, compiler, place, processor or lines]
+    processor = processor or [platform.processor(), platform.machine()]
+    facts = [__version__, torch.__version__, torch.version.git_version, compiler, place, processor]
     return hashlib.sha256(b"".join([*own, json.dumps(facts).encode()])).hexdigest()
 
 

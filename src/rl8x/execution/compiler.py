@@ -1,7 +1,6 @@
 """Compiled functions of tensors: traced here, compiled in a separate process, verified, called as one C++ function.
 
-That process imports torch's compiler once, reads programs as lines of JSON, and compiles each in a forked child. It
-shares no memory with the run that started it.
+That process imports torch's compiler once, reads programs as lines of JSON, and compiles each in a forked child.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import json
 import os
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts, key_of
-from rl8x.execution.programs import Loop, Program, ProgramError, layout_of
+from rl8x.execution.programs import Loop, Program, as_program_error, layout_of
 from rl8x.execution.traces import Trace, describe_program, trace
 from rl8x.execution.verification import Check, verdict
-from rl8x.output import message_of
+from rl8x.output import first_line
 from rl8x.processes import python_process
 
 # Garbage collection in the compiler's process finds little and costs a second.
@@ -51,10 +51,10 @@ class CompiledProgram:
 
     def __init__(self, function: Program, check: Check | None = None, *, compiles: bool = True) -> None:
         self.function = function
-        self.loop = function if isinstance(function, Loop) else None
+        self.loop = function if isinstance(function, Loop) else Loop(function, 0, num_items=0)
         self.check = check or Check()
         self.compiles = compiles
-        self._traced: dict[Hashable, tuple[str, Trace]] = {}  # programs that are being compiled
+        self._traced: dict[Hashable, Trace] = {}  # programs that are being compiled
         self._ready: dict[Hashable, Program] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
@@ -62,7 +62,7 @@ class CompiledProgram:
         key = layout_of(tensors)
         program = self._ready.get(key)
         if program is None:
-            with _as_program_error():
+            with as_program_error("compile"):
                 program = self._ready[key] = self._compile(tensors) if self.compiles else self._interpret(tensors)
         return program(*tensors)
 
@@ -70,51 +70,41 @@ class CompiledProgram:
         """Request compilation for arguments of this layout, `[*]` each, without waiting for it."""
         key = layout_of(tensors)
         if key not in self._ready and key not in self._traced:
-            with _as_program_error():
-                self._traced[key] = text, _ = self._describe(tensors)
+            with as_program_error("compile"):
+                traced = self._traced[key] = self._trace(tensors)
                 if tensors[0].is_cpu:
-                    compiler().request(text)
+                    compiler().request(describe_program(traced, self.loop.first(tensors)))
 
     def _compile(self, tensors: Sequence[Tensor]) -> Program:
-        text, (graph, read) = self._traced.pop(layout_of(tensors), None) or self._describe(tensors)
+        traced, first = self._traced.pop(layout_of(tensors), None) or self._trace(tensors), self.loop.first(tensors)
+        text = describe_program(traced, first)
         if all(tensor.is_cpu for tensor in tensors):
-            program = load(compiler().library(text), self._items(tensors), read)
+            program = load(compiler().library(text), traced, self.loop)
         else:  # in this process; kernels are launched asynchronously, so that a loop in Python costs little
             from rl8x.execution.lowering import compiled_here
 
-            program = self._looped(
-                compiled_here(graph, [*(self.loop.first(tensors) if self.loop else tensors), *read]), read
-            )
-        return program if self._agrees(key_of(text), program, tensors, read) else self.function
+            program = self._looped(compiled_here(traced.graph, [*first, *traced.read]), traced.read)
+        return program if self._agrees(key_of(text), program, tensors, traced.read) else self.function
 
     def _interpret(self, tensors: Sequence[Tensor]) -> Program:
-        return self._looped(*self._trace(tensors))
+        traced = self._trace(tensors)
+        return self._looped(traced.graph, traced.read)
 
     def _looped(self, run: Program, read: Sequence[Tensor]) -> Program:
         """Return what runs a graph that also takes `read`, `[*]` each, in a loop in Python if the function is one."""
         program: Program = lambda *tensors: [result.clone() for result in run(*tensors, *read)]  # noqa: E731
-        if self.loop:
-            program = Loop(program, self.loop.num_state, self.loop.num_items, ends=self.loop.ends)
-        return torch.no_grad()(program)
-
-    def _describe(self, tensors: Sequence[Tensor]) -> tuple[str, Trace]:
-        traced, ends = self._trace(tensors), self.loop is not None and self.loop.ends
-        return describe_program(traced.graph, [*tensors, *traced.read], self._items(tensors), ends=ends), traced
+        return torch.no_grad()(dataclasses.replace(self.loop, function=program) if self.loop.num_items else program)
 
     def _trace(self, tensors: Sequence[Tensor]) -> Trace:
-        return trace(self.loop.function, self.loop.first(tensors)) if self.loop else trace(self.function, tensors)
-
-    def _items(self, tensors: Sequence[Tensor]) -> range:
-        """Return which of the arguments are items of a loop."""
-        return range(len(tensors) - self.loop.num_items, len(tensors)) if self.loop else range(0)
+        return trace(self.loop.function, self.loop.first(tensors))
 
     def _agrees(self, key: str, program: Program, tensors: Sequence[Tensor], read: Sequence[Tensor]) -> bool:
         """Return whether a program does what its function does: as the run or the cache knows, else by trying both."""
         verdicts, artifacts = self.check.verdicts, compiler().artifacts
         if key not in verdicts:
-            found = artifacts.verdict(key)
+            found = (artifacts.find(key) or {}).get("verdict")
             if found is None:
-                items = self._items(tensors)
+                items = range(len(tensors) - self.loop.num_items, len(tensors))
                 few = [tensor[:2] if i in items else tensor for i, tensor in enumerate(tensors)]
                 run, function = (functools.partial(each, *few) for each in (program, self.function))
                 found = verdict(run, function, [*few, *read], self.check, items)
@@ -127,14 +117,6 @@ class CompiledProgram:
                 stacklevel=2,
             )
         return not verdicts[key]
-
-
-@contextlib.contextmanager
-def _as_program_error() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ProgramError("compile", error) from error
 
 
 class Compiler:
@@ -151,10 +133,8 @@ class Compiler:
 
     def start(self) -> None:
         """Start the process unless it runs; its imports take seconds."""
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-            self._start()
-
-    def _start(self) -> None:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return
         self.artifacts.make_folder()
         process = python_process("-c", _CODE, str(self.artifacts.folder), variables=os.environ | _VARIABLES)
         self._process = subprocess.Popen(
@@ -201,14 +181,15 @@ class Compiler:
             self.say = None
         while key in self._requested:
             self.missing(None)
-        if key in self._failed:
-            raise RuntimeError(self._failed[key])
-        return self.artifacts.library(key)
+        library = self.artifacts.library(key)
+        if key in self._failed or not library.exists():
+            raise RuntimeError(self._failed.get(key, "the compiler's process ended, or its folder was emptied"))
+        return library
 
     def missing(self, seconds: float | None = 0.0) -> int:
-        """Return how many of the requested programs are not compiled yet, after so many seconds or when one more is.
+        """Return how many of the requested programs are not there yet, after so many seconds or when one more is.
 
-        None waits for one without end. A `RuntimeError` says that the process has ended.
+        None waits for one without end. If the process has ended, nothing is missing: `library` says that.
         """
         if not self._requested or self._owner != os.getpid():
             return 0
@@ -219,7 +200,6 @@ class Compiler:
             read = os.read(answers, 2**16)
             if not read:
                 self.stop()
-                raise RuntimeError("the compiler's process ended")
             *lines, self._answer = (self._answer + read).split(b"\n")
             for reply in map(json.loads, lines):
                 self._requested.discard(reply["key"])
@@ -228,29 +208,32 @@ class Compiler:
         return len(self._requested)
 
 
-def load(library: Path, items: range = range(0), read: Sequence[Tensor] = ()) -> Program:
-    """Load a compiled program as a function of tensors, of which `items` are those of a loop, `[n, *]` each.
+def load(library: Path, traced: Trace, loop: Loop) -> Program:
+    """Load the compiled program of a loop whose function was traced.
 
-    It also reads the tensors `read`. Several threads may call it at once; it releases the GIL. The buffers that it
-    keeps are freed with the function.
+    Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
     """
     functions = ctypes.CDLL(str(library))
-    call, layouts, free = functions.rl8x_run, functions.rl8x_results, functions.rl8x_free
-    call.restype = layouts.restype = ctypes.c_char_p
-    results = [(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
-    addresses = ctypes.c_void_p * len(results)
+    call = functions.rl8x_run
+    call.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t, ctypes.c_int64, ctypes.c_bool]
+    call.restype = ctypes.c_char_p
+    make = torch.zeros if loop.ends else torch.empty
+    addresses = ctypes.c_void_p * len(traced.results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        count = (tensors[items.start].size(0),) if items else ()
-        outputs = [torch.empty(count + shape, dtype=dtype) for shape, dtype in results]
-        given = [tensor.data_ptr() for tensor in tensors] + [tensor.data_ptr() for tensor in read]
+        first = len(tensors) - loop.num_items
+        count = (tensors[first].size(0),) if loop.num_items else ()
+        outputs = [make(count + shape, dtype=dtype) for shape, dtype in traced.results]
+        given = [tensor.data_ptr() for tensor in tensors] + [tensor.data_ptr() for tensor in traced.read]
+        steps = (ctypes.c_int64 * len(given))()  # bytes from one item to the next
+        steps[first : len(tensors)] = [tensor.stride(0) * tensor.itemsize for tensor in tensors[first:]]
         made = addresses(*[tensor.data_ptr() for tensor in outputs])
-        error = call((ctypes.c_void_p * len(given))(*given), made, ctypes.c_int64(*count or (1,)))
+        error = call((ctypes.c_void_p * len(given))(*given), steps, made, len(made), *count or (1,), loop.ends)
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs
 
-    weakref.finalize(run, free).atexit = False
+    weakref.finalize(run, functions.rl8x_free).atexit = False
     return run
 
 
@@ -268,7 +251,7 @@ def main() -> None:
     import rl8x.execution.lowering  # noqa: F401, once for all forks
 
     artifacts = Artifacts(Path(sys.argv[1]))
-    artifacts.unwritable = artifacts.folder  # where it is, the run has decided
+    artifacts.unwritable = artifacts.folder  # the run has looked at it
     os.nice(_NICENESS)
     private.trust_processor_flags()
     with contextlib.suppress(RuntimeError):  # each program reports it
@@ -287,17 +270,17 @@ def main() -> None:
 
 def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
     """Answer a request from a child process, and send an error if that process is killed, such as by the OOM killer."""
+
+    def answer(error: str | None) -> None:
+        os.write(answers, (json.dumps({"key": request["key"], "error": error}) + "\n").encode())
+
     worker = os.fork()
     if worker == 0:
-        _send(answers, request["key"], _compile(artifacts, **request))
+        answer(_compile(artifacts, **request))
         os._exit(0)
     _, status = os.waitpid(worker, 0)
     if status:
-        _send(answers, request["key"], f"the compiler ended with status {status}")
-
-
-def _send(answers: int, key: str, error: str | None) -> None:
-    os.write(answers, (json.dumps({"key": key, "error": error}) + "\n").encode())
+        answer(f"the compiler ended with status {status}")
 
 
 def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
@@ -314,8 +297,7 @@ def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
                 artifacts.put(key, built)
             lock.unlink(missing_ok=True)
     except BaseException as error:  # this process has nothing else to do
-        lines = message_of(error).strip().splitlines()
-        return lines[0] if lines else type(error).__name__
+        return first_line(error)
     finally:
         built.unlink(missing_ok=True)
     return None

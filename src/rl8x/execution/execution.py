@@ -1,8 +1,7 @@
 """Decides how an algorithm's functions of tensors run: eagerly, compiled, or captured in CUDA graphs.
 
-Eager execution calls the functions directly and is the reference. Compiled execution traces each function once for each
-layout of its arguments and calls the compiled trace. `auto` runs eagerly while a separate process compiles, and
-switches at a step that depends on the configuration alone, not on a clock, so that runs are reproducible.
+Eager execution calls the functions directly and is the reference. `auto` runs eagerly while a separate process
+compiles, and switches at a step that depends on the configuration alone, not on a clock, so that runs are reproducible.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import math
 import sys
@@ -35,18 +35,12 @@ Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
-
 # Estimated seconds of eager execution: after which `auto` switches to compiled programs (early, since on a few cores
 # eager steps delay the compiler by more than they save); after which it switches if the run's length is unknown, so
 # that a few steps in a notebook do not compile; and the length of a run from which compilation pays.
 _CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
-
-# glibc's names for what is set here (malloc.h).
-_M_TRIM_THRESHOLD: Final = -1
-_M_TOP_PAD: Final = -2
-_M_MMAP_MAX: Final = -4
 
 _T = TypeVar("_T")
 
@@ -55,9 +49,8 @@ _SHARED_WORK: Final = 6_000_000
 # The same for workers in eager execution, which compete for the GIL: 2,500 such rows.
 _SHARED_WORK_EAGER: Final = 24_000_000
 
-# MKL selects its kernels at its first call. If two threads make that call at once, one may get sines from a less
-# precise kernel, with errors of 1e-5: seen in one of twelve processes (torch 2.13, two Xeon cores). This call is made
-# at import, by one thread.
+# MKL selects its kernels at its first call, made here by one thread. If two make it at once, one may get sines from a
+# less precise kernel, with errors of 1e-5: seen in one of twelve processes (torch 2.13, two Xeon cores).
 torch.ones(1).sin()
 
 _GENERATORS: Final = threading.RLock()
@@ -110,7 +103,7 @@ class Execution:
         self.starts_at = 0
         self.compiled_since: int | None = None
         self.waits = waits
-        self.due = math.inf  # the next step at which `begin_step` has something to do
+        self.due = math.inf  # the step from which on programs are prepared
         self.precision = precision
         self.verdicts: dict[str, str] = {}
         self.device = device
@@ -146,7 +139,7 @@ class Execution:
             worth, self.waits, planned = True, True, self.compiled_since
         self.target = "compile" if worth else "eager"
         self.starts_at = planned if worth and self.waits else 0
-        self.due = math.inf if not worth else planned // 4 if math.isinf(steps) else 0
+        self.due = planned // 4 if math.isinf(steps) else 0
 
     @property
     def chosen(self) -> Mode:
@@ -160,18 +153,16 @@ class Execution:
             step: The step, by the algorithm's own count from 0.
             prepared: Whether the programs of a step have been requested, if it does not wait.
         """
-        if step < self.due:
+        if self.mode == self.target or step < self.due:
             return False
-        if self.waits:
-            changes, self.due = step >= self.starts_at, self.starts_at
-        else:
+        changes = step >= self.starts_at
+        if not self.waits:
             there = self.prepares and prepared and not self.missing()
             changes = ranks().all("whether the programs are there", there)
             self.starts_at = step if changes else 0
         self.prepares = not changes
         if changes:
-            self.mode, self.due = "compile", math.inf
-            self.compiled_since, self.waits = self.starts_at, True
+            self.mode, self.compiled_since, self.waits = "compile", self.starts_at, True
         return changes
 
     def awaits(self, step: int) -> bool:
@@ -189,15 +180,12 @@ class Execution:
         Args:
             seconds: How long to wait for one of them at most.
         """
-        try:
-            return compiler().missing(seconds)
-        except RuntimeError:  # reported where a program is needed
-            return 0
+        return compiler().missing(seconds)
 
     def fall_back(self) -> None:
         """Run eagerly from now on; for mode `auto`."""
         self.mode = self.target = "eager"
-        self.prepares, self.due, self.fell_back = False, math.inf, True
+        self.prepares, self.fell_back = False, True
 
     def give_up(self, error: ProgramError) -> None:
         """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
@@ -259,9 +247,9 @@ class Execution:
         if self.target == "eager" and not self.falls_back:
             return function
         if self.device.type == "cuda" if self.falls_back else self.target == "graph":
-            return _Guarded(self, CapturedProgram(function, num_fixed), function)
+            return _Guarded(self, CapturedProgram(function, num_fixed))
         check = Check(name, kind, TOLERANCES[self.precision], self.verdicts)
-        return _Guarded(self, CompiledProgram(function, check), function)
+        return _Guarded(self, CompiledProgram(function, check))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -269,8 +257,7 @@ class _Guarded:
     """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
     execution: Execution
-    made: Program
-    function: Program
+    made: CompiledProgram | CapturedProgram
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         if self.execution.mode != "eager":
@@ -278,7 +265,7 @@ class _Guarded:
                 return self.made(*tensors)
             except ProgramError as error:
                 self.execution.give_up(error)
-        return self.function(*tensors)
+        return self.made.function(*tensors)
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without running the program or waiting."""
@@ -303,23 +290,17 @@ def kept_generators(device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-class flushed_denormals:  # noqa: N801 - a function in all but its two halves
-    """Flush denormal numbers to 0 in this thread's CPU operations, as compiled programs do.
+def flushed_denormals(device: torch.device) -> contextlib.ExitStack:
+    """Flush denormal numbers to 0 in this thread's CPU operations from now on, as compiled programs do; until exit.
 
     Adam's moments of weights without gradient become denormal within a thousand updates. Each operation on one then
     costs a hundred cycles, a fifth of the time of SAC's eager updates.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.sets = device.type == "cpu" and sys.float_info.min / 2.0 > 0.0  # else the user has already set it
-
-    def __enter__(self) -> None:
-        if self.sets:
-            torch.set_flush_denormal(True)
-
-    def __exit__(self, *exception: object) -> None:
-        if self.sets:
-            torch.set_flush_denormal(False)
+    until = contextlib.ExitStack()
+    if device.type == "cpu" and sys.float_info.min / 2.0 > 0.0:  # else the user has already set it
+        torch.set_flush_denormal(True)
+        until.callback(torch.set_flush_denormal, False)
+    return until
 
 
 class Workers:
@@ -327,33 +308,30 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool: ThreadPoolExecutor | None = None
+        # The number of intra-op threads is set per thread.
+        self._pool = ThreadPoolExecutor(max(count - 1, 1), "rl8x-worker", torch.set_num_threads, (1,))
 
     def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
         """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
-        if len(jobs) > 1 and self._pool is None:
-            # The number of intra-op threads is set per thread.
-            self._pool = ThreadPoolExecutor(self.count - 1, "rl8x-worker", torch.set_num_threads, (1,))
-        others = [self._pool.submit(job) for job in jobs[1:]] if self._pool is not None else []
+        others = [self._pool.submit(job) for job in jobs[1:]]
         return [jobs[0](), *(other.result() for other in others)]
 
 
 class Threads:
-    """Chooses the number of CPU threads for programs by their amount of work; no effect on accelerators.
-
-    Args:
-        device: The device of the programs.
-        eager: Says whether they run eagerly now.
-    """
+    """Chooses the number of threads for a CPU's programs by their amount of work; `eager` says how they run now."""
 
     def __init__(self, device: torch.device, eager: Callable[[], bool]) -> None:
         self._on_cpu = device.type == "cpu"
         self._eager = eager
-        self._workers: dict[int, Workers] = {}
+        self._workers = functools.cache(Workers)
 
-    def for_work(self, work: int) -> contextlib.AbstractContextManager[None]:
-        """Use one thread within the context if the work, in rows times weights, is too small for several."""
-        return self._threads(1) if work <= _SHARED_WORK else contextlib.nullcontext()
+    def for_work(self, work: int) -> contextlib.ExitStack:
+        """Use one thread until exit if the work, in rows times weights, is too small for several."""
+        until, before = contextlib.ExitStack(), torch.get_num_threads()
+        if self._on_cpu and work <= _SHARED_WORK and before > 1:
+            torch.set_num_threads(1)
+            until.callback(torch.set_num_threads, before)
+        return until
 
     @contextlib.contextmanager
     def workers_for(self, work: int) -> Iterator[Workers]:
@@ -364,21 +342,8 @@ class Threads:
         """
         shares = work > (_SHARED_WORK_EAGER if self._eager() else _SHARED_WORK)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
-        with self._threads(1):
-            yield self._workers.setdefault(count, Workers(count))
-
-    def _threads(self, count: int) -> contextlib.AbstractContextManager[None]:
-        before = torch.get_num_threads()
-        return _threads(count, before) if self._on_cpu and count != before else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _threads(count: int, before: int) -> Iterator[None]:
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        with self.for_work(0):
+            yield self._workers(count)
 
 
 # -- memory
@@ -391,10 +356,9 @@ def keep_freed_memory() -> None:
     each time, every page is mapped and zeroed again: without this eager PPO on 4096 x 32 steps takes 1.1 to 1.2 times
     as long (CPU time of one thread, Xeon, glibc 2.36). Compiled programs keep their own memory, and gain nothing.
     """
-    mallopt = _of_glibc("mallopt")
-    mallopt(_M_MMAP_MAX, 0)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 64 * 2**20)
+    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 * 2**20)):
+        _of_glibc("mallopt")(option, value)
 
 
 def give_back_freed_memory() -> None:

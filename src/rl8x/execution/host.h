@@ -2,8 +2,8 @@
 //
 // Inductor's own runtime creates a torch tensor for every buffer and view. A small minibatch has a hundred of them, and
 // they cost more than its arithmetic. Here a tensor is a pointer and a layout. A program has no branches, so that the
-// n-th tensor of each call has the same layout and lifetime: the first call plans the memory, and the later ones find
-// it in place, with torch's views of it for the operators that are torch's. Errors are thrown as literals: `<stdexcept>`
+// n-th tensor of each call has the same layout and lifetime: the first call plans the memory, and the later ones find it
+// in place, with torch's view of it for the operators that are torch's. Errors are thrown as literals: `<stdexcept>`
 // takes a tenth of a build.
 
 #include <cstdint>
@@ -18,6 +18,9 @@
 #include <utility>
 #include <vector>
 
+// The calls that Inductor generated.
+static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles);
+
 namespace host {
 
 struct Tensor {
@@ -27,7 +30,8 @@ struct Tensor {
   int64_t ndim;
   int32_t dtype;
   int32_t references;
-  int64_t capacity;         // bytes of memory that it owns; 0 for a view
+  char* block;              // memory of its own, in all calls
+  int64_t capacity;         // bytes of that, until the first call no longer needs it
   Tensor* base;             // the tensor that it is a view of
   AtenTensorHandle torchs;  // torch's tensor of the memory at `shown`
   const char* shown;
@@ -39,55 +43,36 @@ void check(AOTITorchError error, const char* message) {
 }
 
 // The tensors of one call at a time, in the order in which they come, and their memory.
-class Memory {
- public:
+struct Memory {
+  std::deque<Tensor> tensors;
+  size_t begun = 0;
+  std::vector<void*> blocks;
+  std::multimap<int64_t, char*> unused;  // blocks that the first call no longer needs
+
   ~Memory() {
-    for (Tensor& tensor : tensors_)
+    for (Tensor& tensor : tensors)
       if (tensor.torchs != nullptr) aoti_torch_delete_tensor_object(tensor.torchs);
-    for (void* block : blocks_) std::free(block);
+    for (void* block : blocks) std::free(block);
   }
 
-  // Begin a call: its tensors and blocks are those of the calls before, in the same order.
-  void begin() { tensors_begun_ = allocated_ = 0; }
-  void end() { planned_ = true; }
-
-  Tensor* tensor() {
-    if (tensors_begun_ == tensors_.size()) tensors_.emplace_back();
-    return &tensors_[tensors_begun_++];
+  char* unused_or_new(int64_t capacity) {
+    if (auto found = unused.find(capacity); found != unused.end()) return unused.extract(found).mapped();
+    blocks.push_back(std::aligned_alloc(64, capacity));
+    if (blocks.back() == nullptr) throw std::bad_alloc();
+    return static_cast<char*>(blocks.back());
   }
-
-  char* allocate(int64_t capacity) {
-    if (!planned_) plan_.push_back(reused_or_new(capacity));
-    return plan_[allocated_++];
-  }
-
-  void release(Tensor* tensor) {
-    if (tensor == nullptr || --tensor->references > 0) return;
-    // An operator might have returned a view of what it was given.
-    if (tensor->capacity > 0 && !planned_ && !KEEPS_MEMORY) free_.emplace(tensor->capacity, tensor->data);
-    if (tensor->is_torchs) aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
-    release(std::exchange(tensor->base, nullptr));
-  }
-
- private:
-  char* reused_or_new(int64_t capacity) {
-    if (auto found = free_.find(capacity); found != free_.end()) return free_.extract(found).mapped();
-    void* made = nullptr;
-    if (posix_memalign(&made, 64, capacity) != 0) throw std::bad_alloc();
-    blocks_.push_back(made);
-    return static_cast<char*>(made);
-  }
-
-  std::deque<Tensor> tensors_;
-  std::vector<char*> plan_;
-  std::vector<void*> blocks_;
-  std::multimap<int64_t, char*> free_;
-  size_t tensors_begun_ = 0, allocated_ = 0;
-  bool planned_ = false;
 };
 
 // The memory of the call that this thread runs.
 static thread_local Memory* memory = nullptr;
+
+void release(Tensor* tensor) {
+  if (tensor == nullptr || --tensor->references > 0) return;
+  // An operator might have returned a view of what it was given.
+  if (tensor->capacity > 0 && !KEEPS_MEMORY) memory->unused.emplace(std::exchange(tensor->capacity, 0), tensor->block);
+  if (tensor->is_torchs) aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
+  release(std::exchange(tensor->base, nullptr));
+}
 
 // The memories that no call has, as many as threads have run the program at once; the list stays until the process ends.
 static std::mutex mutex;
@@ -102,7 +87,8 @@ std::unique_ptr<Memory> take() {
 }
 
 Tensor* made(char* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
-  Tensor* tensor = memory->tensor();
+  if (memory->begun == memory->tensors.size()) memory->tensors.emplace_back();
+  Tensor* tensor = &memory->tensors[memory->begun++];
   tensor->data = data;
   tensor->sizes = sizes;
   tensor->strides = strides;
@@ -149,100 +135,23 @@ Tensor* taken(AtenTensorHandle handle) {
   return tensor;
 }
 
-}  // namespace host
-
-// From here on: the names that Inductor's generated code uses.
-
-class RAIIAtenTensorHandle {
- public:
-  RAIIAtenTensorHandle() = default;
-  RAIIAtenTensorHandle(AtenTensorHandle handle) : tensor_(host::taken(handle)) {}
-  RAIIAtenTensorHandle(RAIIAtenTensorHandle&& other) noexcept : tensor_(std::exchange(other.tensor_, nullptr)) {}
-  RAIIAtenTensorHandle& operator=(RAIIAtenTensorHandle&& other) noexcept {
-    std::swap(tensor_, other.tensor_);
-    return *this;
-  }
-  ~RAIIAtenTensorHandle() { host::memory->release(tensor_); }
-
-  host::Tensor* tensor() const { return tensor_; }
-  void* data_ptr() const { return tensor_->data; }
-  void reset() { host::memory->release(std::exchange(tensor_, nullptr)); }
-  AtenTensorHandle release() { return host::handle_of(std::exchange(tensor_, nullptr)); }
-  AtenTensorHandle get() const { return host::torchs(tensor_); }
-  operator AtenTensorHandle() const { return get(); }
-
- private:
-  host::Tensor* tensor_ = nullptr;
-};
-
-#define AOTI_TORCH_ERROR_CODE_CHECK(call) host::check(call, "failed: " #call)
-#define CACHE_TORCH_DTYPE(name) static const int32_t cached_torch_dtype_##name = aoti_torch_dtype_##name()
-#define CACHE_TORCH_DEVICE(name) static const int32_t cached_torch_device_type_##name = aoti_torch_device_type_##name()
-#define CACHE_TORCH_LAYOUT(name) static const int32_t cached_torch_layout_##name = aoti_torch_layout_##name()
-#define CACHE_TORCH_MEMORY_FORMAT(name) \
-  static const int32_t cached_torch_memory_format_##name = aoti_torch_memory_format_##name()
-
-namespace host {
-
 AOTITorchError empty_strided(
     int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t, int32_t, AtenTensorHandle* made) {
-  int64_t last = 0;
-  for (int64_t d = 0; d < ndim; d++) last = sizes[d] == 0 || last < 0 ? -1 : last + (sizes[d] - 1) * strides[d];
-  int64_t capacity = ((last + 1) * aoti_torch_dtype_element_size(dtype) / 64 + 1) * 64;
-  Tensor* tensor = host::made(memory->allocate(capacity), ndim, sizes, strides, dtype);
-  tensor->capacity = capacity;
+  Tensor* tensor = host::made(nullptr, ndim, sizes, strides, dtype);
+  if (tensor->block == nullptr) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < ndim; d++) last = sizes[d] == 0 || last < 0 ? -1 : last + (sizes[d] - 1) * strides[d];
+    tensor->capacity = ((last + 1) * aoti_torch_dtype_element_size(dtype) / 64 + 1) * 64;
+    tensor->block = memory->unused_or_new(tensor->capacity);
+  }
+  tensor->data = tensor->block;
   *made = handle_of(tensor);
   return AOTI_TORCH_SUCCESS;
 }
 
-AOTITorchError same(const RAIIAtenTensorHandle& from, AtenTensorHandle* made) {
-  from.tensor()->references++;
-  *made = handle_of(from.tensor());
-  return AOTI_TORCH_SUCCESS;
-}
-
-}  // namespace host
-
-#define aoti_torch_empty_strided host::empty_strided
-#define aoti_torch_assign_tensors_out host::same
-#define aoti_torch_new_tensor_handle host::same
-
-inline AtenTensorHandle reinterpret_tensor_wrapper(
-    const RAIIAtenTensorHandle& of, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset) {
-  host::Tensor* base = of.tensor();
-  char* data = base->data + offset * static_cast<int64_t>(aoti_torch_dtype_element_size(base->dtype));
-  host::Tensor* tensor = host::made(data, ndim, sizes, strides, base->dtype);
-  base->references++;
-  tensor->base = base;
-  return host::handle_of(tensor);
-}
-
-inline RAIIAtenTensorHandle wrap_with_raii_handle_if_needed(AtenTensorHandle handle) { return handle; }
-inline const RAIIAtenTensorHandle& wrap_with_raii_handle_if_needed(const RAIIAtenTensorHandle& handle) {
-  return handle;
-}
-
-inline std::vector<RAIIAtenTensorHandle> steal_from_raw_handles_to_raii_handles(AtenTensorHandle* handles, size_t size) {
-  std::vector<RAIIAtenTensorHandle> owned;
-  for (size_t i = 0; i < size; i++) owned.emplace_back(handles[i]);
-  return owned;
-}
-
-template <class T>
-T& temporary_reference(T&& value) {
-  return value;
-}
-
-namespace host {
-
-constexpr int kMostDims = 16;
-
 struct Layout {
-  int64_t sizes[kMostDims];
-  int64_t strides[kMostDims];
-  int64_t ndim;
+  std::vector<int64_t> sizes, strides;
   int32_t dtype;
-  int64_t step;  // bytes from one item to the next; 0 if it is the same for all items
 };
 
 // Copy a tensor to a contiguous one of the same shape.
@@ -279,46 +188,123 @@ class Flushed {
 #endif
 };
 
-using Body = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* outputs);
-
-// Run a program once for each item.
+// Run a program once for each of `count` items, or until its last result, a bool, says no if it `ends`.
 //
-// `given` and `results` are the addresses of inputs and outputs; those of items advance by the step of their layout,
-// those of results, `[count, *]`, by their size in bytes. `ends`: whether the last result is a bool that says whether
-// the loop continues; results after its end are 0.
-void run(
-    Body body, const Layout* inputs, size_t num_inputs, const int64_t* output_bytes, size_t num_outputs, char** given,
-    char** results, int64_t count, bool ends) {
-  std::vector<AtenTensorHandle> in(num_inputs), out(num_outputs);
-  std::vector<Tensor*> from(num_outputs);
+// `given` and `results` are the addresses of inputs, which go on by `steps` bytes for each item, and of outputs, which
+// lie one after the other.
+void run(char** given, const int64_t* steps, char** results, size_t num_results, int64_t count, bool ends) {
+  static const std::vector<Layout> inputs = {INPUTS};
+  std::vector<AtenTensorHandle> in(inputs.size()), out(num_results);
+  std::vector<Tensor*> from(num_results);
   std::unique_ptr<Memory> own = take();
   memory = own.get();
   [[maybe_unused]] Flushed flushed;
-  int64_t done = 0;
-  for (bool more = true; more && done < count; done++) {
-    memory->begin();
-    for (size_t i = 0; i < num_inputs; i++) {
+  for (bool more = true; more && count > 0; count--) {
+    memory->begun = 0;
+    for (size_t i = 0; i < in.size(); i++) {
       const Layout& one = inputs[i];
-      in[i] = handle_of(made(given[i] + done * one.step, one.ndim, one.sizes, one.strides, one.dtype));
+      in[i] = handle_of(made(given[i], one.sizes.size(), one.sizes.data(), one.strides.data(), one.dtype));
+      given[i] += steps[i];
     }
     body(in.data(), out.data());
-    for (size_t i = 0; i < num_outputs; i++) {
+    for (size_t i = 0; i < num_results; i++) {
       size_t first = 0;
       while (out[first] != out[i]) first++;
       from[i] = first < i ? from[first] : taken(out[i]);
       from[i]->references += first < i;
       const Tensor& one = *from[i];
-      char* to = results[i] + done * output_bytes[i];
-      copy(to, one.data, one.sizes, one.strides, one.ndim, aoti_torch_dtype_element_size(one.dtype));
-      more = !ends || i + 1 < num_outputs || *reinterpret_cast<bool*>(to);
+      results[i] =
+          copy(results[i], one.data, one.sizes, one.strides, one.ndim, aoti_torch_dtype_element_size(one.dtype));
     }
-    for (Tensor* tensor : from) memory->release(tensor);
-    memory->end();
+    more = !ends || results[num_results - 1][-1];
+    for (Tensor* tensor : from) release(tensor);
   }
-  for (size_t i = 0; i < num_outputs; i++)
-    std::memset(results[i] + done * output_bytes[i], 0, (count - done) * output_bytes[i]);
   std::lock_guard<std::mutex> lock(mutex);
-  idle.push_back(std::move(own));  // not after an error, which has cut the plan short
+  idle.push_back(std::move(own));
 }
 
 }  // namespace host
+
+// From here on: the names that Inductor's generated code uses.
+
+class RAIIAtenTensorHandle {
+ public:
+  RAIIAtenTensorHandle() = default;
+  RAIIAtenTensorHandle(AtenTensorHandle handle) : tensor_(host::taken(handle)) {}
+  RAIIAtenTensorHandle(RAIIAtenTensorHandle&& other) noexcept : tensor_(std::exchange(other.tensor_, nullptr)) {}
+  RAIIAtenTensorHandle& operator=(RAIIAtenTensorHandle&& other) noexcept {
+    std::swap(tensor_, other.tensor_);
+    return *this;
+  }
+  ~RAIIAtenTensorHandle() { host::release(tensor_); }
+
+  host::Tensor* tensor() const { return tensor_; }
+  void* data_ptr() const { return tensor_->data; }
+  void reset() { host::release(std::exchange(tensor_, nullptr)); }
+  AtenTensorHandle release() { return host::handle_of(std::exchange(tensor_, nullptr)); }
+  AtenTensorHandle get() const { return host::torchs(tensor_); }
+  operator AtenTensorHandle() const { return get(); }
+
+ private:
+  host::Tensor* tensor_ = nullptr;
+};
+
+#define AOTI_TORCH_ERROR_CODE_CHECK(call) host::check(call, "failed: " #call)
+
+inline AOTITorchError same_tensor(const RAIIAtenTensorHandle& from, AtenTensorHandle* made) {
+  from.tensor()->references++;
+  *made = host::handle_of(from.tensor());
+  return AOTI_TORCH_SUCCESS;
+}
+
+#define aoti_torch_empty_strided host::empty_strided
+#define aoti_torch_assign_tensors_out same_tensor
+#define aoti_torch_new_tensor_handle same_tensor
+
+inline AtenTensorHandle reinterpret_tensor_wrapper(
+    const RAIIAtenTensorHandle& of, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset) {
+  host::Tensor* base = of.tensor();
+  char* data = base->data + offset * static_cast<int64_t>(aoti_torch_dtype_element_size(base->dtype));
+  host::Tensor* tensor = host::made(data, ndim, sizes, strides, base->dtype);
+  base->references++;
+  tensor->base = base;
+  return host::handle_of(tensor);
+}
+
+inline RAIIAtenTensorHandle wrap_with_raii_handle_if_needed(AtenTensorHandle handle) { return handle; }
+inline const RAIIAtenTensorHandle& wrap_with_raii_handle_if_needed(const RAIIAtenTensorHandle& handle) {
+  return handle;
+}
+
+inline std::vector<RAIIAtenTensorHandle> steal_from_raw_handles_to_raii_handles(AtenTensorHandle* handles, size_t size) {
+  std::vector<RAIIAtenTensorHandle> owned;
+  for (size_t i = 0; i < size; i++) owned.emplace_back(handles[i]);
+  return owned;
+}
+
+template <class T>
+T& temporary_reference(T&& value) {
+  return value;
+}
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// Run a program, see above; return an error's message.
+EXPORTED const char* rl8x_run(
+    char** given, const int64_t* steps, char** results, size_t num_results, int64_t count, bool ends) {
+  try {
+    host::run(given, steps, results, num_results, count, ends);
+    return nullptr;
+  } catch (const char* message) {
+    return message;
+  } catch (const std::exception& caught) {
+    static thread_local char message[1000];
+    return std::strncpy(message, caught.what(), sizeof(message) - 1);
+  }
+}
+
+// Free the memory of calls that are over.
+EXPORTED void rl8x_free() {
+  std::lock_guard<std::mutex> lock(host::mutex);
+  host::idle.clear();
+}

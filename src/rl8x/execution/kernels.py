@@ -16,14 +16,14 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rl8x.execution import private
-from rl8x.execution.traces import KEPT
+from rl8x.execution.artifacts import cpu_info
+from rl8x.execution.traces import KEPT, LIBRARY
 
 # A product with at most `_THIN` columns is written as sums, which fuse with the surrounding operators. So is one with
 # at most `_THIN` rows or terms if it has at most `_SMALL` multiplications, and any with a single row or term.
@@ -33,21 +33,14 @@ _SMALL: Final = 2**16
 # Multiplications from which oneDNN's higher call overhead pays, and the same if the left side has to be transposed
 # first, as in gradients of weights. With 2^22, PPO's updates of 64 rows and two layers of 256 took 1.2 times as long
 # (forced, on an Intel Xeon); other processors may differ.
-_LARGE: Final = 2**23
+LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
 
 # Multiplications up to which bfloat16 matrices are multiplied in float32 on any processor: the bfloat16 kernels
 # reorder their inputs, which costs more than the arithmetic.
 _SMALL_BFLOAT16: Final = 2**20
 
-# Rows, terms and columns from which oneDNN is also faster in eager execution, where nothing is fused.
-_WIDE: Final = 128
-
-# Columns up to which MKL computes the transpose of a weight's gradient up to seven times faster than the gradient.
-_NARROW: Final = 16
-
-_LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
@@ -66,7 +59,7 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         widened = dtype == torch.bfloat16 and (work <= _SMALL_BFLOAT16 or not has_bfloat16())
         if widened:
             left, right = left.float(), right.float()
-        least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
+        least = LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
         one = left.dim() == 2
         if one and left.dtype == torch.float32 and work >= least and has_fast_linear():
             return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
@@ -96,56 +89,6 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     return (left.unsqueeze(-2) * right.mT.unsqueeze(-3)).sum(-1).contiguous()
 
 
-def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply `[rows, terms]` by `[terms, columns]`, or stacks of such, in float32 on the CPU, eagerly.
-
-    The bias, `[columns]` or `[size, 1, columns]`, is added to every row.
-    """
-    if left.dim() == 3:
-        return _multiply_stacks(left, right, bias)
-    if left.is_contiguous() and _suits_onednn(left, right.shape[1]):
-        return linear(left, right.t(), bias)
-    return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
-
-
-def _multiply_stacks(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    columns = right.shape[2]
-    if left.shape[2] == 1:
-        return left * right if bias is None else torch.addcmul(bias, left, right)
-    if columns == 1 or _suits_onednn(left[0], columns):
-        # One by one: torch's batched products take twice as long, and those by vectors six times.
-        result = left.new_empty(*left.shape[:2], columns)
-        for i, product in enumerate(result):
-            product.copy_(multiply(left[i], right[i], None if bias is None else bias[i, 0]))
-        return result
-    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias, left, right)
-
-
-def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, or stacks of such, eagerly.
-
-    That is the gradient of a linear weight.
-    """
-    columns = right.shape[-1]
-    if columns <= _NARROW:
-        return torch.matmul(right.mT, left).mT.contiguous()
-    if left.dim() == 3:
-        if not _suits_onednn(left[0], columns):
-            return torch.bmm(left.mT, right)
-        result = left.new_empty(len(left), left.shape[2], columns)
-        for i, product in enumerate(result):
-            product.copy_(multiply_transposed(left[i], right[i]))
-        return result
-    if _suits_onednn(left, columns):
-        return linear(left.t().contiguous(), right.t(), None)
-    return torch.mm(left.t(), right)
-
-
-def _suits_onednn(matrix: Tensor, columns: int) -> bool:
-    """Return whether oneDNN is the fastest for a matrix, or its transpose, times one with so many columns."""
-    return min(*matrix.shape, columns) >= _WIDE and matrix.numel() * columns >= _LARGE and has_fast_linear()
-
-
 # Decompositions of matmuls, applied by lowering.
 MATMULS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten.mm.default: product,
@@ -159,21 +102,16 @@ MATMULS: Final[dict[Any, Callable[..., Any]]] = {
 }
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN in full float32 precision; `x` is contiguous. It is `rl8x::linear`."""
-    return private.onednn_linear(x, weight, bias)
-
-
-_LIBRARY.impl("linear", linear, "CPU")
-_LIBRARY.impl("linear", lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
+linear = private.onednn_linear  # as an operator it is `rl8x::linear`
+LIBRARY.impl("linear", linear, "CPU")
+LIBRARY.impl("linear", lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
 LINEAR: Final = torch.ops.rl8x.linear.default
 
 
 @functools.cache
 def has_bfloat16() -> bool:
     """Return whether the processor has bfloat16 instructions; without them float32 is five times as fast."""
-    cpu = Path("/proc/cpuinfo")
-    return not cpu.exists() or re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()) is not None
+    return re.search(r"\b(avx512_|amx_)?bf16\b", cpu_info() or "bf16") is not None
 
 
 @functools.cache
@@ -184,8 +122,7 @@ def has_fast_linear() -> bool:
     uses, is optimised for Intel's processors, and has AVX2 kernels for AMD's: on Zen 3 updates of SAC of 256 rows and
     of PPO of 4,096 take 3 to 6% longer by oneDNN. With AVX-512 oneDNN is faster: by a tenth on Zen 4, twice on Zen 5.
     """
-    cpu = Path("/proc/cpuinfo")
-    about = cpu.read_text() if cpu.exists() else "GenuineIntel"
+    about = cpu_info() or "GenuineIntel"
     if "GenuineIntel" in about or ("AuthenticAMD" in about and "avx512f" not in about):
         return False
     x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
@@ -198,20 +135,18 @@ def has_fast_linear() -> bool:
 @functools.cache
 def adam_step(device: str, decoupled: bool) -> Callable[..., None]:
     """Return what makes a step on a kind of device, with the arguments of torch's fused kernel, where there is one."""
-    return _FUSED[decoupled] if device in ("cpu", "cuda") else functools.partial(_elementwise, decoupled)
+    return private.FUSED_ADAM[decoupled] if device in ("cpu", "cuda") else functools.partial(_elementwise, decoupled)
 
 
-def advance(
-    gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float
-) -> tuple[Tensor, Tensor]:
+def advance(gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float) -> list[Tensor]:
     """Update the running means of gradients, `[size]`, and of their squares, in place; return their bias corrections.
 
     These are 1 - beta^step, `[1]`, computed as -expm1(step log beta), which is accurate where beta^step is near 1.
     """
     first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-    first_total, second_total = (torch.expm1(step * _log(beta)).neg() for beta in (beta1, beta2))
-    return first_total, second_total
+    logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
+    return [torch.expm1(step * log).neg() for log in logs]
 
 
 def _elementwise(
@@ -233,13 +168,5 @@ def _elementwise(
     weights.sub_((first / root).mul_(lr * unbias / first_total))
 
 
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf
-
-
-_FUSED: Final = {False: private.fused_adam(False), True: private.fused_adam(True)}
-ADAM: Final = {
-    _FUSED[False]: functools.partial(_elementwise, False),
-    _FUSED[True]: functools.partial(_elementwise, True),
-}
+ADAM: Final = {kernel: functools.partial(_elementwise, decoupled) for decoupled, kernel in private.FUSED_ADAM.items()}
 """Decompositions of Adam's fused kernels, applied by lowering."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import re
 import shlex
 import subprocess
@@ -23,10 +22,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import kernels, private
-from rl8x.execution.traces import KEPT, ProgramDescription
-
-# `vec_isa_ok`: as in `private.trust_processor_flags`.
-_SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
+from rl8x.execution.traces import KEPT
 
 # Elements that read a value from which it is worth memory of its own, and the most terms of a sum that is unrolled.
 _MANY: Final = 64
@@ -53,20 +49,20 @@ with contextlib.suppress(RuntimeError):
 
 def lower(program: str, library: Path) -> None:
     """Compile a program that `describe_program` has described to a shared library."""
-    description, inductor = ProgramDescription(*json.loads(program)), private.inductor()
+    code, inputs, threads = json.loads(program)
+    inductor = private.inductor()
     with torch.no_grad():
-        graph, examples = fused(description)
-        [output] = graph.graph.find_nodes(op="output")
-        results = [node.meta["val"] for node in output.args[0]]
+        graph, examples = fused(code, inputs)
 
         def link(graph: Any, wrapper: str, kernels: str, operators: str | None, **_: Any) -> str:
             """Build the C++ that Inductor generated; replaces Inductor's own builder."""
             if operators or graph.constants:
                 raise RuntimeError("one of its operators has no C++ function")
-            build(source_of(wrapper, kernels, description, results), library)
+            build(source_of(wrapper, kernels, inputs, threads), library)
             return str(library)
 
-        options = {"cpp.threads": description.threads, **_SETTINGS}
+        # `vec_isa_ok`: as in `private.trust_processor_flags`.
+        options = {"cpp.threads": threads, "cpp.vec_isa_ok": True, "fx_graph_cache": False}
         with mock.patch.object(inductor.AotCodeCompiler, "compile", link):
             inductor.aot_compile(graph, tuple(examples), options=options)
 
@@ -77,30 +73,24 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     traced = make_fx(graph, decomposition_table=kernels.ADAM)(*[tensor.detach().clone() for tensor in examples])
     _lower_operators()
     with torch.no_grad():
-        compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
+        return private.inductor().standalone_compile(  # type: ignore[no-any-return]
             traced, list(examples), dynamic_shapes="from_example_inputs", options={}
         )
-    return compiled
 
 
-def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each."""
+def fused(code: str, inputs: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each; see `describe_program`."""
     # Probed before tracing, since traced tensors have no values to compare.
     kernels.has_fast_linear()
     _lower_operators()
-    inputs = [
-        torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_()
-        for shape, stride, dtype in description.inputs
-    ]
-    items = range(*description.items)
-    inputs = [each[0] if i in items else each for i, each in enumerate(inputs)]
+    examples = [torch.empty_strided(*each, dtype=getattr(torch, dtype)).zero_() for *each, dtype in inputs]
     names: dict[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
-    exec(description.code, names)  # the source that torch.fx generated in the parent process
+    exec(code, names)  # the source that torch.fx generated in the parent process
     table = kernels.MATMULS | kernels.ADAM
     function = functools.partial(names["forward"], None)
-    graph = make_fx(function, decomposition_table=table, **private.FAKE_TRACING)(*inputs)
+    graph = make_fx(function, decomposition_table=table, **private.FAKE_TRACING)(*examples)
     keep_values(graph)
-    return graph, inputs
+    return graph, examples
 
 
 def keep_values(traced: torch.fx.GraphModule) -> None:
@@ -178,68 +168,30 @@ def _lower_operators() -> None:
         inductor.register_lowering(operator, type_promotion_kind=None)(lowering)
 
 
-def source_of(wrapper: str, kernels: str, description: ProgramDescription, results: Sequence[Tensor]) -> str:
-    """Return a program's source, made of what Inductor generated, with results like `results` `[*]`."""
+def source_of(wrapper: str, kernels: str, inputs: Sequence[Any], threads: int) -> str:
+    """Return a program's source, made of what Inductor generated."""
     found = _CALLS.search(wrapper)
     if found is None:
         raise RuntimeError(f"torch {torch.__version__} generates C++ in a form that rl8x does not know")
     calls = _OF_ITS_RUNTIME.sub("", found[1].replace("this->device_idx_", "0"))
+    keeps = not all(_OWN_RESULTS.fullmatch(name) for name in re.findall(r"aoti_torch_\w+\(", calls))
+    calls = re.sub(r"\bcached_torch_(\w+)", r"aoti_torch_\1()", calls)
     if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
         raise RuntimeError("it has shapes that depend on values")
-    keeps = not all(_OWN_RESULTS.fullmatch(name) for name in re.findall(r"aoti_torch_\w+\(", calls))
+    layouts = ", ".join(f"{{{shape}, {stride}, aoti_torch_dtype_{dtype}()}}" for shape, stride, dtype in inputs)
     return "\n".join(
         [
             *(f"#include <torch/csrc/inductor/{name}.h>" for name in _HEADERS),
             _INCLUDES.sub("", kernels),
-            f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
-            f"constexpr int THREADS = {description.threads};",
+            f"#define KEEPS_MEMORY {str(keeps).lower()}",
+            f"#define THREADS {threads}",
+            f"#define INPUTS {layouts.translate(str.maketrans('[]', '{}'))}",
             _HOST.read_text(),
-            *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,
             "}",
-            _entry(description, results),
         ]
     )
-
-
-def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
-    """Return the source of the library's entry points, with the layouts of inputs and results."""
-    items = range(*description.items)
-    inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
-    sizes = [str(math.prod(each.shape) * each.dtype.itemsize) for each in results]
-    shapes = [([*each.shape], str(each.dtype).removeprefix("torch.")) for each in results]
-    return f"""
-extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** given, char** results, int64_t count) {{
-  static const host::Layout inputs[] = {{
-    {inputs}}};
-  static const int64_t sizes[] = {{{", ".join(sizes) or "0"}}};
-  try {{
-    host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, count,
-              {str(description.ends).lower()});
-    return nullptr;
-  }} catch (const char* message) {{
-    return message;
-  }} catch (const std::exception& caught) {{
-    static thread_local char message[1000];
-    return std::strncpy(message, caught.what(), sizeof(message) - 1);
-  }}
-}}
-
-extern "C" __attribute__((visibility("default"))) const char* rl8x_results() {{ return R"({json.dumps(shapes)})"; }}
-
-extern "C" __attribute__((visibility("default"))) void rl8x_free() {{
-  std::lock_guard<std::mutex> lock(host::mutex);
-  host::idle.clear();
-}}
-"""
-
-
-def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: str) -> str:
-    """Return the C++ initializer of the layout of an input, or of one slice of an items tensor."""
-    step = stride[0] * getattr(torch, dtype).itemsize if is_item else 0
-    sizes, strides = (", ".join(map(str, numbers[is_item:])) for numbers in (shape, stride))
-    return f"{{{{{sizes}}}, {{{strides}}}, {len(shape) - is_item}, aoti_torch_dtype_{dtype}(), {step}}}"
 
 
 def build(source: str, library: Path) -> None:

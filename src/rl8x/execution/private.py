@@ -23,6 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+# Fused in-place kernels of a step, whose learning rate is a 0-d tensor, by whether the weights' decay is decoupled from
+# it: of Adam and AdamW. Without them rl8x cannot be imported.
+FUSED_ADAM: Final = {False: torch.ops.aten._fused_adam_.tensor_lr, True: torch.ops.aten._fused_adamw_.tensor_lr}
+
 # Options of make_fx to trace with fake tensors a function that also holds real ones. Without the private option,
 # make_fx raises, and nothing can be compiled.
 FAKE_TRACING: Final[Mapping[str, Any]] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
@@ -87,14 +91,6 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
-
-
-def fused_adam(decoupled: bool) -> Any:
-    """Return torch's fused in-place kernel of an Adam step, or an AdamW step, whose learning rate is a 0-d tensor.
-
-    Without it rl8x cannot be imported.
-    """
-    return (torch.ops.aten._fused_adamw_ if decoupled else torch.ops.aten._fused_adam_).tensor_lr
 
 
 Place: TypeAlias = tuple[dict[str, Any], str, Any]

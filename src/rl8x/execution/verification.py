@@ -39,7 +39,6 @@ class Tolerance(NamedTuple):
 
 _COARSE: Final = Tolerance(number=5e-2, rows=0.05, few=1, metric=5e-2, least=5e-2, change=0.3)
 TOLERANCES: Final = {"fp32": Tolerance(1e-4, 0.01, 0, 1e-3, 1e-5, 1e-2), "tf32": _COARSE, "bf16": _COARSE}
-"""Tolerances by precision."""
 
 # What rounding does to numbers that cancel to 0: as a share of what is allowed of a whole tensor's root mean square,
 # whatever that is, and as a share of a whole tensor's norm.
@@ -69,13 +68,13 @@ def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check,
     """
     before = [tensor.clone() for tensor in held]
     (wanted, after), (got, got_after) = (_called(call, held, before) for call in (function, program))
+    turned = items if check.kind == "step" else ()  # all items of a copy are in its row
     pairs = [_Pair(f"result {i}", *both) for i, both in enumerate(zip(got, wanted, strict=True))]
-    if items and check.kind == "step":  # all items of a copy are in its row
-        pairs = [pair.turned() for pair in pairs]
+    pairs = [pair.turned() for pair in pairs] if turned else pairs
     for i, (mine, its, old) in enumerate(zip(got_after, after, before, strict=True)):
         if mine is not old or its is not old:
             pair = _Pair(f"tensor {i}", mine, its, old)
-            pairs.append(pair.turned() if i in items and check.kind == "step" else pair)
+            pairs.append(pair.turned() if i in turned else pair)
     differences = _of_step if check.kind == "step" else _of_update
     worst = max(differences([pair for pair in pairs if pair.its.numel()], check.tolerance), default=(0.0, ""))
     return f"{check.name}: {worst[1]}" if worst[0] > 1.0 else ""
@@ -123,8 +122,8 @@ def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[flo
             if len(its) != rows and differs:
                 yield math.inf, f"{what} differs"
             flips = flips | differs
-    allowed, count = min(max(int(tolerance.rows * rows), tolerance.few), rows - 1), int(flips.sum())
-    if count > allowed:
+    most, count = min(max(int(tolerance.rows * rows), tolerance.few), rows - 1), int(flips.sum())
+    if count > most:
         yield math.inf, f"{count} of {rows} rows have other actions or flags"
         return
     for what, mine, its, _ in tables:
@@ -132,8 +131,8 @@ def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[flo
             kept = ~flips.squeeze(1).to(its.device) if len(its) == rows else slice(None)
             known = its[kept].double().nan_to_num(0.0, 0.0, 0.0)
             usual, whole = known.square().mean(0).sqrt(), known.square().mean().sqrt()
-            excess = _excess(mine[kept], its[kept], tolerance.number * (usual + _OF_WHOLE * whole) + _LEAST)
-            yield excess, _off(what, excess * tolerance.number, tolerance.number)
+            allowed = tolerance.number * (usual + _OF_WHOLE * whole) + _LEAST
+            yield _off(what, _differences(mine[kept], its[kept]), allowed, tolerance.number)
 
 
 def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
@@ -142,14 +141,13 @@ def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[f
         if not its.is_floating_point():
             yield 0.0 if torch.equal(mine, its) else math.inf, f"{what} differs"
         elif old is None and (i == 0 or its.dim() <= 1) and its.numel() <= _MOST_METRICS:
-            excess = _excess(mine, its, (tolerance.metric * its.double().abs()).clamp(min=tolerance.least))
-            yield excess, _off("a metric", excess * tolerance.metric, tolerance.metric)
+            allowed = (tolerance.metric * its.double().abs()).clamp(min=tolerance.least)
+            yield _off("a metric", _differences(mine, its), allowed, tolerance.metric)
         else:
             known = its.double().nan_to_num(0.0, 0.0, 0.0)
             change = known.norm() if old is None else (known - old).norm()
-            off = _differences(mine, its).norm()
-            excess = _excess(off, torch.zeros_like(off), tolerance.change * change + _OF_NORM * known.norm() + 1e-12)
-            yield excess, _off(what, excess * tolerance.change, tolerance.change)
+            allowed = tolerance.change * change + _OF_NORM * known.norm() + 1e-12
+            yield _off(what, _differences(mine, its).norm(), allowed, tolerance.change)
 
 
 def _differences(mine: Tensor, its: Tensor) -> Tensor:
@@ -158,10 +156,7 @@ def _differences(mine: Tensor, its: Tensor) -> Tensor:
     return (mine.double() - its.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
 
 
-def _excess(mine: Tensor, its: Tensor, allowed: Tensor) -> float:
-    """Return the largest difference, in units of what is allowed."""
-    return float((_differences(mine, its) / allowed).max())
-
-
-def _off(what: str, off: float, allowed: float) -> str:
-    return f"{what} is off by {off:.2g} of its size, where {allowed:g} is rounding"
+def _off(what: str, differences: Tensor, allowed: Tensor, share: float) -> tuple[float, str]:
+    """Return the largest difference, in units of what is allowed, which is a share of the size, and that in words."""
+    excess = float((differences / allowed).max())
+    return excess, f"{what} is off by {excess * share:.2g} of its size, where {share:g} is rounding"

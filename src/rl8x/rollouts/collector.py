@@ -19,10 +19,10 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry, Env
-from rl8x.execution import Execution
+from rl8x.execution import Execution, Program
 from rl8x.execution.compiler import CompiledProgram
-from rl8x.execution.programs import Loop, ProgramError, TreeProgram, flat_of, prepare
-from rl8x.output import message_of
+from rl8x.execution.programs import Loop, ProgramError, prepare
+from rl8x.output import first_line
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats, rollout_stats
 from rl8x.rollouts.step import (
@@ -38,7 +38,7 @@ from rl8x.rollouts.step import (
     flat,
     outcome,
 )
-from rl8x.trees import tree_map
+from rl8x.trees import flat_of, tree_map
 
 
 class Collector:
@@ -269,14 +269,39 @@ class CompiledStepper(Stepper):
     def _leave_env(self, error: Exception) -> None:
         """Run the environment eagerly from now on, and warn."""
         self.compiles_env = False
-        lines = message_of(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
+        where = f"{type(self.env.unwrapped).__name__} runs eagerly{around.get(self.execution.mode, '')}"
         warnings.warn(
-            f"{type(self.env.unwrapped).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
+            f"{where}: {first_line(error)}.",
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+class TreeProgram:
+    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors.
+
+    Leaves may be None, in the same places in every call.
+    """
+
+    def __init__(self, function: Callable[..., Any], make: Callable[[Program], Program]) -> None:
+        self.function = function
+        self._program = make(self._flat)
+
+    def __call__(self, *trees: Any) -> Any:
+        """Run the program."""
+        tensors, self._given = flat_of(trees)
+        flat = self._program(*tensors)  # the first call finds what the function returns
+        return self._returned(flat)
+
+    def prepare(self, *trees: Any) -> None:
+        """Request compilation for arguments of this layout, without running the program or waiting."""
+        tensors, self._given = flat_of(trees)
+        prepare(self._program, *tensors)
+
+    def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
+        flat, self._returned = flat_of(self.function(*self._given(tensors)))
+        return flat
 
 
 class Horizon:
