@@ -17,7 +17,7 @@ from rl8x.algorithms import DistillationConfig
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, WallTime
 from rl8x.distributed import RankError, ranks
-from rl8x.execution import Execution, execution
+from rl8x.execution import execution
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
@@ -141,9 +141,9 @@ def programs_come_late(folder):
     late["CompiledProgram"] = lambda function, check=None: problems.Traced(function, compiles=False)
     for seed, step in ((SEED, 1), (None, 4)):
         looks = iter([3, 2, 1] if ranks().rank else [])
-        missing = staticmethod(lambda seconds=0.0, looks=looks: next(looks, 0))
+        missing = lambda _, seconds=0.0, looks=looks: next(looks, 0)  # noqa: E731
         limits = mock.patch.multiple(execution, **late)
-        with limits, mock.patch.object(Execution, "missing", missing):
+        with limits, mock.patch.object(Compiler, "missing", missing):
             config = problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1, seed=seed)
             algorithm = problems.rank_algorithm(config)
             trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{seed}")

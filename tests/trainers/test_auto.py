@@ -16,7 +16,7 @@ from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer,
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
-from rl8x.execution.compiler import CompiledProgram
+from rl8x.execution.compiler import CompiledProgram, Compiler
 
 CPU = torch.device("cpu")
 OPTIONS = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2, "seed": 3, "device": "cpu"}
@@ -217,9 +217,9 @@ class SlowCompiler:
 
     def __init__(self, monkeypatch, looks, meanwhile=lambda: None):
         self.left, self.meanwhile, self.waited = looks, meanwhile, []
-        monkeypatch.setattr(Execution, "missing", staticmethod(self.missing))
+        monkeypatch.setattr(Compiler, "missing", lambda _, seconds=0.0: self.missing(seconds))
 
-    def missing(self, seconds=0.0):
+    def missing(self, seconds):
         self.waited.append(seconds)
         self.left -= 1
         if len(self.waited) == 2:

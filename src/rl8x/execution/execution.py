@@ -157,7 +157,7 @@ class Execution:
             return False
         changes = step >= self.starts_at
         if not self.waits:
-            there = self.prepares and prepared and not self.missing()
+            there = self.prepares and prepared and not compiler().missing()
             changes = ranks().all("whether the programs are there", there)
             self.starts_at = step if changes else 0
         self.prepares = not changes
@@ -172,15 +172,6 @@ class Execution:
             step: The number of the step, counted from 0.
         """
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
-
-    @staticmethod
-    def missing(seconds: float = 0.0) -> int:
-        """Return how many of the requested programs are not there yet.
-
-        Args:
-            seconds: How long to wait for one of them at most.
-        """
-        return compiler().missing(seconds)
 
     def fall_back(self) -> None:
         """Run eagerly from now on; for mode `auto`."""
@@ -197,15 +188,6 @@ class Execution:
             raise error
         self.fall_back()
         warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=4)
-
-    @staticmethod
-    def announce(say: Callable[[str], None]) -> None:
-        """Set what is told when a run waits for the compiler.
-
-        Args:
-            say: Takes a line of text.
-        """
-        compiler().say = say
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:

@@ -28,6 +28,7 @@ from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
+from rl8x.execution.compiler import compiler
 from rl8x.names import did_you_mean
 from rl8x.output import counted, described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -352,7 +353,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
         shown = shown if ranks().is_first else "none"
         reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
-        algorithm.execution.announce(reporter.say)
+        compiler().say = reporter.say  # if it has to be waited for
         return reporter
 
     def _begin(self, run: RunState) -> TrainStats | None:
@@ -375,7 +376,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Wait for the compiler, after a checkpoint; return the latest row and what signal asks the run to end."""
         execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
         self.algorithm.prepare()
-        missing = max(ranks().share("programs that are missing", execution.missing()))
+        missing = max(ranks().share("programs that are missing", compiler().missing()))
         if missing:
             self._save_at_once(run)
             reporter.say(
@@ -383,7 +384,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 "later runs like this one find them in the cache"
             )
         while missing and stop is None and stats.stop_reason is None:
-            missing = max(ranks().share("programs that are missing", execution.missing(_SECONDS_PER_LOOK)))
+            missing = max(ranks().share("programs that are missing", compiler().missing(_SECONDS_PER_LOOK)))
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
             stop = self._save(run, stats, signals, reporter)
         return stats, stop
