@@ -125,6 +125,10 @@ def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_p
 # -- falling back
 
 
+def refuse(*_):
+    raise OSError("no compiler found\nmore lines")
+
+
 def test_a_failed_capture_leaves_no_trace(monkeypatch):
     total = torch.zeros(2)
 
@@ -229,6 +233,33 @@ def test_a_captured_loop_takes_a_state_from_anywhere(monkeypatch):
     results = [program(total, torch.tensor([1.0, 2.0]))[0].tolist() for total in (first, second, first)]
     assert results == [[[10.0], [30.0]], [[60.0], [80.0]], [[40.0], [60.0]]]
     assert (first.item(), second.item(), captured) == (6.0, 8.0, [1])
+
+
+@pytest.mark.parametrize("mode", ["compile", "graph"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch):
+    made = []
+
+    def count(function, *rest):
+        made.append(mode)
+        make = {"compile": CompiledProgram._interpret, "graph": record_once}[mode]
+        return refuse() if fails else make(function, *rest)
+
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", count)
+    monkeypatch.setattr(CompiledProgram, "_compile", count)
+    execution = Execution("eager", "fp32", CPU)
+    execution.mode = execution.target = mode
+    execution.device = torch.device("cuda")
+    program = execution.program(Loop(twins, 2, num_items=2))
+    arguments = torch.zeros(2), torch.zeros(2), torch.tensor(2.0), torch.ones(2, 2), torch.tensor([True, True])
+    if fails:
+        with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
+            program(*arguments)
+        return
+    for total in (4.0, 8.0):
+        program(*arguments)
+        assert arguments[0].tolist() == [total] * 2
+    assert made == [mode]
 
 
 # -- threads
