@@ -95,6 +95,7 @@ def test_answers_are_taken_as_they_come(tmp_path):
     assert (own.missing(None), own._failed) == (1, {"b": "too old"})
 
 
+@pytest.mark.long
 def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces(own, found_only):
     said = []
     own.say = said.append
@@ -147,6 +148,7 @@ def _bytes_in_use():
     return mallinfo().used + mallinfo().mapped
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="tells what glibc's malloc has given away")
 def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread_until_it_goes(own):
     x, rows = torch.rand(512, 640), torch.arange(512).flip(0).unsqueeze(1).expand(512, 640).contiguous()
@@ -229,6 +231,7 @@ def _wait_until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path):
     code = textwrap.dedent("""
         import time, torch

@@ -111,6 +111,7 @@ def linears(description):
     return sum(node.target is products.LINEAR for node in graph.graph.nodes)
 
 
+@pytest.mark.long
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD\nflags : avx512f")

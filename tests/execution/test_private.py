@@ -32,6 +32,7 @@ def test_what_sees_operations_is_known_here_and_assumed_elsewhere(name, monkeypa
     assert private.is_traced()
 
 
+@pytest.mark.long
 def test_a_missing_name_is_one_clear_line_in_the_compilers_process_too(monkeypatch, tmp_path):
     code = "import torch._inductor.codecache as codecache\ndel codecache.AotCodeCompiler\n"
     (tmp_path / "sitecustomize.py").write_text(code)

@@ -185,6 +185,7 @@ def frames(now, before, new):
     return [before + 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kept", "expected"), [(traces.KEPT, ""), (torch.ops.aten.clone.default, "step: ")])
 def test_the_copy_that_inductor_drops_is_noticed(kept, expected, monkeypatch, tmp_path):
     """The fault that `KEPT` is there for: both become the new value."""
