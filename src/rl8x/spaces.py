@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.keys import OBS
-
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -64,14 +62,6 @@ def without_parts(space: spaces.Space[Any], names: Collection[str]) -> spaces.Sp
     if not isinstance(space, spaces.Dict) or not any(name in space.spaces for name in names):
         return space
     return spaces.Dict({name: part for name, part in space.spaces.items() if name not in names})
-
-
-def by_part(space: spaces.Space[Any], observed: Any) -> dict[str, Any]:
-    """Return what is observed, or the space itself, by parts that others can join: those of a `Dict`, else one, `obs`.
-
-    The space decides, since the tensors of a `Tuple` are a dict too.
-    """
-    return dict(observed) if isinstance(space, spaces.Dict) else {OBS: observed}
 
 
 def named_parts(space: Nested) -> list[tuple[str, spaces.Space[Any]]]:

@@ -1,3 +1,4 @@
+import copy
 import functools
 import threading
 import warnings
@@ -301,6 +302,7 @@ def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
         assert name != other
         with pytest.raises(ZeroDivisionError):
             workers.share([lambda: 1, lambda: 1 // 0])
+        assert copy.deepcopy(workers).share([lambda: 1, lambda: 2]) == [1, 2]  # as a copy of an algorithm has them
 
 
 def flushes():

@@ -64,8 +64,8 @@ def test_an_instance_that_cannot_be_copied_is_refused_in_one_line():
     [
         ("lsmt", None, ValueError, "Did you mean 'lstm'.*mlp, lstm, gru, cnn, attention"),
         ("LSTM", None, ValueError, "Did you mean 'lstm'"),
-        ("mlp", {"hidden_size": 3}, ValueError, "'hidden_size' of MLPModel.*Did you mean 'hidden_sizes'"),
-        ("lstm", {"hidden_sizes": 3}, ValueError, "Did you mean 'hidden_size'"),
+        ("mlp", {"hidden_size": 3}, ValueError, "'hidden_size' of MLPModel.* It is 'hidden_sizes' here"),
+        ("lstm", {"hidden_sizes": 3}, ValueError, "It is 'hidden_size' here"),
         (Mine, {"depth": 3}, ValueError, "width"),
         (Mine(OBS, 2), {"width": 3}, ValueError, "not an instance of Mine"),
         (Mine(OBS, 3), None, ValueError, "num_features=3.*needs 2"),

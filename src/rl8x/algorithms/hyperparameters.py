@@ -94,7 +94,7 @@ def _may_be_none(field: dataclasses.Field[Any]) -> bool:
 def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
     kinds = kind_of(field)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    hint = " None is null in YAML." if value == "None" and _may_be_none(field) else ""
+    hint = " None is null in YAML." if isinstance(value, str) and value == "None" and _may_be_none(field) else ""
     if kinds.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
         raise TypeError(f"`{field.name}` must be a whole number; got {value!r}.{hint}")
     if kinds in ("float", "float | None") and not number:

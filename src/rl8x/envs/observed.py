@@ -21,9 +21,9 @@ from torch import Tensor
 
 from rl8x.envs.base import Env, advanced, apart
 from rl8x.envs.parameters import Parameter
-from rl8x.envs.steps import Actions, Carry, Observation, Step
+from rl8x.envs.steps import Actions, Carry, Observation, Step, by_part
 from rl8x.names import did_you_mean
-from rl8x.spaces import AsymmetricDict, by_part, critic_only
+from rl8x.spaces import AsymmetricDict, critic_only
 
 ObserveParameters: TypeAlias = Literal["none", "critic", "all"]
 MODES: Final = ("none", "critic", "all")

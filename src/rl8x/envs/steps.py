@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+import gymnasium.spaces as spaces
 import torch
 from torch import Tensor
+
+from rl8x import keys
 
 State: TypeAlias = dict[str, Tensor]
 """The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
@@ -23,6 +26,14 @@ Carry: TypeAlias = dict[str, Any]
 """All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32).
 
 Where parameters move with the returns of episodes, `sources` too: as `Step` has them, of the episode that goes on."""
+
+
+def by_part(space: spaces.Space[Any], observed: Any) -> dict[str, Any]:
+    """Return what is observed, or the space itself, by parts that others can join: those of a `Dict`, else one, `obs`.
+
+    The space decides, since the tensors of a `Tuple` are a dict too.
+    """
+    return dict(observed) if isinstance(space, spaces.Dict) else {keys.OBS: observed}
 
 
 class Step(NamedTuple):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.steps import Observation
+from rl8x.envs.steps import Observation, by_part
 from rl8x.names import did_you_mean
-from rl8x.spaces import AsymmetricDict, by_part, check_supported, describe_space, without_parts
+from rl8x.spaces import AsymmetricDict, check_supported, describe_space, without_parts
 from rl8x.trees import first_tensor, tree_map
 
 TeamReturn: TypeAlias = str | Callable[[Tensor], Tensor]

@@ -293,6 +293,9 @@ class Workers:
         # The number of intra-op threads is set per thread.
         self._pool = ThreadPoolExecutor(max(count - 1, 1), "rl8x-worker", torch.set_num_threads, (1,))
 
+    def __deepcopy__(self, memo: object) -> Workers:
+        return Workers(self.count)  # threads are nobody's to copy
+
     def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
         """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
         others = [self._pool.submit(job) for job in jobs[1:]]
