@@ -79,8 +79,10 @@ def test_params_say_what_a_run_no_longer_has(name, tmp_path):
     run(trainer, max_steps=1)
     found = trainer.tracker.params
     assert (found["lr_schedule"]["high"], found["optimizer_config.eps"]) == (1e-2, 1e-5)
-    run(changed(trainer), max_steps=2)
+    trainer = changed(trainer)
+    run(trainer, max_steps=2)
     assert {param: found[param] for param in expected} == expected
+    assert next(iter(trainer.params)) == "algorithm"  # what is gone comes last
     assert [param for param in found if param.startswith("lr_schedule")] == ["lr_schedule"]
 
 

@@ -245,8 +245,7 @@ class Record:
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
-        return {
-            **dict.fromkeys(self._shown),  # what is no longer so, as MLflow keeps what was
+        present = {
             **algorithm.params,
             **together,
             **({} if self.run is None else self.spec.params),
@@ -255,6 +254,8 @@ class Record:
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
         }
+        # Then what is no longer so, as MLflow keeps what was.
+        return present | dict.fromkeys(sorted(self._shown - present.keys()))
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
