@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import gc
 import math
 import sys
@@ -308,7 +307,7 @@ class Threads:
     def __init__(self, device: torch.device, eager: Callable[[], bool]) -> None:
         self._on_cpu = device.type == "cpu"
         self._eager = eager
-        self._workers = functools.cache(Workers)
+        self._workers: dict[int, Workers] = {}
 
     def for_work(self, work: int) -> contextlib.ExitStack:
         """Use one thread until exit if the work, in rows times weights, is too small for several."""
@@ -328,7 +327,7 @@ class Threads:
         shares = work > (_SHARED_WORK_EAGER if self._eager() else _SHARED_WORK)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
         with self.for_work(0):
-            yield self._workers(count)
+            yield self._workers.setdefault(count, Workers(count))
 
 
 # -- memory
