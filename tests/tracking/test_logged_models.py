@@ -46,7 +46,9 @@ class Logged:
         self.run_id = self.store.create_run(NewRun("a" * 32, "rl8x", None, "run", 0))
         self.store.log_points(self.run_id, [Point(NAME, 1.0, 100, 64), Point(NAME, 5.0, 200, 128)])
         self.experiment_id = self.client.get_experiment_by_name("rl8x").experiment_id
-        self.policies = {"last": plain_policy(), "best": masked_policy_with_memory()}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # samples of other weights may lack an action
+            self.policies = {"last": plain_policy(), "best": masked_policy_with_memory()}
         about = {"last": {"step": 64, "metrics": {NAME: 1.0}}, "best": {"step": 128, "metrics": {NAME: 5.0}}}
         self.about = {
             name: model_about(describe_model(policy), key=f"spool/{name}", name=name, **about[name])
