@@ -2,6 +2,7 @@ import copy
 import functools
 import threading
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -296,13 +297,17 @@ def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
         meeting.wait()  # passes only if both are under way
         return number, torch.get_num_threads(), threading.current_thread().name
 
-    with Execution("eager", "fp32", CPU).threads.workers_for(10**9) as workers:
+    threads = Execution("eager", "fp32", CPU).threads
+    with threads.workers_for(10**9) as workers:
         (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
         assert (zero, one, mine, others) == (0, 1, 1, 1)
         assert name != other
         with pytest.raises(ZeroDivisionError):
             workers.share([lambda: 1, lambda: 1 // 0])
         assert copy.deepcopy(workers).share([lambda: 1, lambda: 2]) == [1, 2]  # as a copy of an algorithm has them
+    with mock.patch.object(module, "Workers") as made, threads.workers_for(10**9) as again:
+        assert again is workers
+    made.assert_not_called()  # an update asks each time, and a pool is dear
 
 
 def flushes():

@@ -326,8 +326,10 @@ class Threads:
         """
         shares = work > (_SHARED_WORK_EAGER if self._eager() else _SHARED_WORK)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
+        if count not in self._workers:
+            self._workers[count] = Workers(count)
         with self.for_work(0):
-            yield self._workers.setdefault(count, Workers(count))
+            yield self._workers[count]
 
 
 # -- memory
