@@ -251,3 +251,11 @@ def test_a_run_until_more_than_a_bound_is_as_long_as_one_that_reaches_the_next(t
     stats = run(trainer, stop_conditions=[from_spec(text)])
     assert stats["algorithm/steps"] == steps
     assert trainer.record.run.most_steps == pytest.approx(3)
+
+
+def test_a_warning_of_a_resumed_run_names_the_line_that_runs_it(tmp_path):
+    make(checkpoints=tmp_path, callbacks=[lambda trainer, stats: None]).run(max_steps=1, progress="none")
+    trainer = Trainer.resume(tmp_path, tracker=MemoryTracker())
+    with pytest.warns(RuntimeWarning, match="the run had callbacks") as told:
+        trainer.run(max_steps=2, progress="none")
+    assert [warning.filename for warning in told] == [__file__]

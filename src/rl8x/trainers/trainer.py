@@ -297,22 +297,16 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        given = {name: value for name, value in given.items() if value is not ...}
         self._go_on_after_restart()
-        run, train_step = self._checked_run(given), self.train_step
+        run = self._checked_run(given)
         check_alike("the start of the run", run.options.to_plain())
-        self.checkpoints.take()  # before the tracker hears of a run that another process may have
-        try:
-            train_step.take_stop()  # of a run that failed
-            train_step.in_run = True
+        with self._taken():
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._go_on_from_newest()
                 run = self._checked_run(given)
             reporter = self._prepare(run, progress)
             with SignalGuard(quiet=reporter.mode == "none") as signals, self._tracked(run, reporter, signals):
                 stats, stop = self._begin(run), None
-                # Only now: what could not begin can be tried again.
-                self.origin = Origin()
                 while stats is None or stats.stop_reason is None:
                     if stop is not None or (signals.stop is not None and ranks().size == 1):
                         self.record.save(self.state_dict(), run, "KILLED")
@@ -321,27 +315,30 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                         stats, stop = self._await_programs(run, signals, reporter)
                         if stop is not None or stats.stop_reason is not None:
                             continue
-                    if train_step.begin():
+                    if self.train_step.begin():
                         self._save_at_once(run)
-                    row = train_step.make_row(run.env_config)
+                    row = self.train_step.make_row(run.env_config)
                     run.steps += 1
                     if run.evaluation_is_due:
                         row |= self.eval() | self.state
                     if run.film_is_due:
                         self._log_film()
-                    stats = train_step.open_row = train_step.finish(row, self)
-                    # What a condition measures, as `Confirmed` does, joins the row and counts for the best.
-                    run.judge(stats, train_step.eval_row, train_step.take_stop())
-                    train_step.open_row = None
+                    stats = self._judge(run, row)
                     reporter.update(stats, run.total_steps(self.state))
-                    is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, self.state[keys.STEPS])
-                    saves = is_best or run.asked_to_save or self.checkpoints.due(self.state[keys.STEPS])
-                    run.asked_to_save = False
-                    stop = self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
+                    stop = self._save_if_due(run, stats, signals, reporter)
                 self.stop_reason = stats.stop_reason
             return stats
+
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[None]:
+        """Keep other processes from writing this run's checkpoints until exit."""
+        self.checkpoints.take()  # before the tracker hears of a run that another process may have
+        try:
+            self.train_step.take_stop()  # of a run that failed
+            self.train_step.in_run = True
+            yield
         finally:
-            train_step.in_run = False
+            self.train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
@@ -360,15 +357,23 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Begin the tracked run and its checkpoints; return the last row if the run had already ended."""
         self.record.open()
         self.record.update_params()
-        if run.last is not None:  # killed after its end was saved, before the tracked run knew
-            return run.last
-        self.stop_reason = None
-        if self.checkpoints.begin() is not None:
-            self.record.tag_checkpoints()
-        if run.steps == 0:
-            # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
-            self._save_at_once(run)
-        return None
+        if run.last is None:  # else killed after its end was saved, before the tracked run knew
+            self.stop_reason = None
+            if self.checkpoints.begin() is not None:
+                self.record.tag_checkpoints()
+            if run.steps == 0:
+                # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
+                self._save_at_once(run)
+        self.origin = Origin()  # only now: what could not begin can be tried again
+        return run.last
+
+    def _judge(self, run: RunState, row: dict[str, float]) -> TrainStats:
+        """Call the callbacks with a row and ask the conditions; what these measure joins the row that is returned."""
+        train_step = self.train_step
+        stats = train_step.open_row = train_step.finish(row, self)
+        run.judge(stats, train_step.eval_row, train_step.take_stop())
+        train_step.open_row = None
+        return stats
 
     def _await_programs(
         self, run: RunState, signals: SignalGuard, reporter: ProgressReporter
@@ -429,6 +434,17 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Write a checkpoint, and wait until it is on the disk."""
         self.record.save(self.state_dict(), run)
         self.checkpoints.wait()
+
+    def _save_if_due(
+        self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
+    ) -> signal.Signals | None:
+        """Save after a step if that is due, asked for, or its row is the best; return what signal asks to end."""
+        steps = self.state[keys.STEPS]
+        # What a condition measures, as `Confirmed` does, counts for the best.
+        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
+        saves = is_best or run.asked_to_save or self.checkpoints.due(steps)
+        run.asked_to_save = False
+        return self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
 
     def _save(
         self,
@@ -502,13 +518,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             ValueError: If an option is unknown or not legal.
         """
         check_names_in(options, RUN_OPTIONS, "`run()`")
-        self._checked_run({name: value for name, value in options.items() if value is not ...})
+        self._checked_run(options)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
         """Check all options that are given, and return the run that they describe with those that are planned."""
+        given = {name: value for name, value in options.items() if value is not ...}
         planned, saved = self.origin.planned, self.origin.saved
         names = list(map(callback_name, self.callbacks))
-        run = RunState(options, planned, saved, trust=self.record.spec.trust, callbacks=names)
+        run = RunState(given, planned, saved, trust=self.record.spec.trust, callbacks=names)
         steps = 0 if saved is None else saved["steps"]
         self.evaluations.check_run(run.options.steps_per_eval, run.eval_env_config, steps=steps)
         configs = self.evaluations.checked_configs(run.env_config, run.eval_env_config, self.known)
