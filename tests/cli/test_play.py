@@ -125,7 +125,7 @@ class Noting(CartPole):
 @pytest.mark.parametrize("words", [["play"], ["play", "--output", "a.gif"], ["collect", "--transitions", "20"]])
 @pytest.mark.parametrize("fault", [None, KeyboardInterrupt, ValueError, "lenght"])
 def test_environments_are_closed_whatever_happens(here, monkeypatch, capsys, words, fault):
-    monkeypatch.setattr("rl8x.cli.acting.env_maker", lambda *_, **__: Noting)
+    monkeypatch.setattr("rl8x.cli.act.env_maker", lambda *_, **__: Noting)
     monkeypatch.setattr(Noting, "open", 0)
 
     def broken(*_, **__):

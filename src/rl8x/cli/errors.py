@@ -17,7 +17,6 @@ import click
 
 from rl8x.output import say
 
-EMPTY = "it is empty. Leave the option out for its default."
 LOST_ROWS = 3  # exit code of a run that was trained, but lost rows on its way to the store or the disk
 _PACKAGE = str(Path(__file__).parent.parent)
 
@@ -37,6 +36,9 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
 
 
 def is_users_mistake(error: BaseException) -> bool:
@@ -64,17 +66,22 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
         raise
 
 
-class Command(click.Command):
-    """A command in which our refusals are the user's mistakes, from its first line to its last."""
+class CheckedCommand(click.Command):
+    """A command that refuses an option that is empty, as `--output "$FILE"` is where the variable is not set."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words; refuse an option that is empty, as `--output "$FILE"` is where the variable is not set."""
+        """Read the words."""
         rest = super().parse_args(ctx, args)
-        for each in self.params:
+        for each in self.get_params(ctx):
             value = ctx.params.get(each.name or "")
-            if isinstance(each, click.Option) and isinstance(value, str) and not value.strip():
-                raise click.BadParameter(EMPTY, ctx, each)
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, click.Option) and isinstance(text, str) and not text.strip():
+                    raise click.BadParameter("it is empty. Leave the option out for its default.", ctx, each)
         return rest
+
+
+class Command(CheckedCommand):
+    """A command in which our refusals are the user's mistakes, from its first line to its last."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""

@@ -36,17 +36,17 @@ COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
     "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
-    "play": ("rl8x.cli.play", "Film a run's policy, or print its returns."),
-    "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
+    "play": ("rl8x.cli.act", "Film a run's policy, or print its returns."),
+    "collect": ("rl8x.cli.act", "Record a data set from what a run's policy does."),
     "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
-    "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
-    "tuned": ("rl8x.cli.envs", "List settings that learn, or print the run file of one."),
+    "envs": ("rl8x.cli.looking", "List the built-in environments, or describe one."),
+    "tuned": ("rl8x.cli.looking", "List settings that learn, or print the run file of one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
-    "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
-    "cache": ("rl8x.cli.tracking", "List or remove the compiled programs that are kept for later runs."),
+    "ui": ("rl8x.cli.looking", "Look at the runs in MLflow's web page."),
+    "cache": ("rl8x.cli.looking", "List or remove the compiled programs that are kept for later runs."),
     "report": ("rl8x.cli.study", "Statistics, figures and a page of a study."),
     "compare": ("rl8x.cli.study", "Compare runs: params, metrics, learning curves."),
-    "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
+    "sync": ("rl8x.cli.looking", "Send rows to MLflow that an outage kept back."),
     "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
 }
 
@@ -63,42 +63,7 @@ rl8x train CartPole --tuned                  train with a setting that learns; `
 rl8x train -f run.yaml                       train what a run file says
 rl8x ui                                      look at the runs
 """
-
-
-# What a shell asks by, as click's script for it does: `_RL8X_COMPLETE=bash_source rl8x` prints that
-_COMPLETE: Final = "_RL8X_COMPLETE"
 _PACKAGE: Final = Path(__file__).parents[1]
-
-
-def _imported(cmd_name: str) -> click.Command:
-    module = COMMANDS[cmd_name][0]
-    with contextlib.nullcontext() if module in sys.modules else importing_much():
-        command: click.Command = getattr(importlib.import_module(module), cmd_name)
-    return command
-
-
-class _Commands(click.Group):
-    """Commands that are imported when they are used: torch and MLflow take seconds."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
-            raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
-        return _Completed(cmd_name) if os.environ.get(_COMPLETE) else _imported(cmd_name)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the commands without importing them."""
-        commands = [
-            CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return commands + click.Command.shell_complete(self, ctx, incomplete)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 def _listed(file: str) -> list[str]:
@@ -135,34 +100,50 @@ def run_names() -> list[str]:
 
 # What a shell is offered as a command's first word, as each of its words, and as an option's value
 _Names = dict[str, Callable[[], list[str]]]
-_FIRST: Final[_Names] = dict.fromkeys(("resume", "collect", "export", "play", "report"), run_names)
+_FIRST: Final[_Names] = dict.fromkeys(("resume", "collect", "export", "play", "report", "compare"), run_names)
 _FIRST.update(dict.fromkeys(("train", "bench", "envs"), environments), tuned=tuned_tasks)
 _EACH: Final[_Names] = {"compare": run_names, "tuned": algorithm_names}
 _VALUES: Final[_Names] = {"--algorithm": algorithm_names, "--env": environments}
 _VALUES["--resume"] = lambda: ["auto", *run_names()]
 
 
-class _Completed(click.Command):
-    """Stands for a command while a shell asks: names are found without importing torch, which takes seconds."""
+class _Command(click.Command):
+    """Stands for a command, which is imported when it is used: torch and MLflow take seconds.
+
+    While a shell asks it offers names by itself, and only the options of the command itself.
+    """
 
     def __init__(self, name: str) -> None:
         words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, shell_complete=self._offer)
         settings = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": []}
-        super().__init__(name, params=[words], context_settings=settings)
+        super().__init__(name, params=[words], context_settings=settings, short_help=COMMANDS[name][1])
+
+    def imported(self) -> click.Command:
+        """Import the command."""
+        module = COMMANDS[str(self.name)][0]
+        with contextlib.nullcontext() if module in sys.modules else importing_much():
+            command: click.Command = getattr(importlib.import_module(module), str(self.name))
+        return command
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the words by the command, or for a shell that asks by this alone."""
+        if extra.get("resilient_parsing"):
+            return super().make_context(info_name, args, parent, **extra)
+        return self.imported().make_context(info_name, args, parent, **extra)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Offer the options of the command itself."""
-        command = _imported(str(self.name))
+        command = self.imported()
         with command.make_context(ctx.info_name, [], parent=ctx.parent, resilient_parsing=True) as own:
             return command.shell_complete(own, incomplete)
 
     def _offer(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Offer words for a place; where rl8x knows none, files."""
         words: tuple[Any, ...] = ctx.params.get("words") or ()
-        last = str(words[-1]) if words else ""
-        offered = _VALUES.get(last) if last.startswith("-") else _EACH.get(str(self.name))
-        if not words:
-            offered = _FIRST.get(str(self.name), offered)
+        is_value = bool(words) and str(words[-1]).startswith("-")
+        offered = _VALUES.get(words[-1]) if is_value else (_EACH if words else _FIRST).get(str(self.name))
         names: list[str] = []
         with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
             names = [] if offered is None else offered()
@@ -170,6 +151,19 @@ class _Completed(click.Command):
             names = [name.lower() for name in names]
         items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
         return items or [CompletionItem(incomplete, type="file")]
+
+
+class _Commands(click.Group):
+    """The commands, in the order of their table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in COMMANDS:
+            known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
+            raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
+        return _Command(cmd_name)
 
 
 @click.group(

@@ -6,19 +6,17 @@ A hyperparameter is explained once, at its field; its option, range and help com
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
-from rl8x.cli.errors import EMPTY, UserError, users_mistakes
+from rl8x.cli.errors import CheckedCommand, UserError, users_mistakes
 from rl8x.conditions.spec import is_expression
 from rl8x.config import RunSpec, apply_overrides, load_run_file, parse_value
 from rl8x.config.files import ALIASES, SUFFIXES, renamed
@@ -65,10 +63,8 @@ class FieldType(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read one value."""
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.strip():  # the command refuses what is empty
             return value
-        if not value.strip():  # --lr=$LR, where the variable is not set
-            self.fail(EMPTY, param, ctx)
         if self.optional and value.lower() in ("none", "null"):
             return None
         if self.text:
@@ -80,12 +76,16 @@ class FieldType(click.ParamType[Any]):
 
 
 class FieldOption(click.Option):
-    """The option of a config field; None as its group is the group of the command's own options."""
+    """The option of a config field, passed on only if it was given; None as its group is that of the command's own."""
 
     def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
         self.group, flag, is_flag = group, field.name.replace("_", "-"), kind_of(field) == "bool"
         flags, kind = (f"--{flag}/--no-{flag}", None) if is_flag else (f"--{flag}", FieldType(field))
         super().__init__([flags, field.name], type=kind, default=None, help=_explanation(field))
+
+    def handle_parse_result(self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]) -> Any:
+        """Take the value from what was typed."""
+        return super().handle_parse_result(ctx, opts, args) if self.name in opts else (None, args)
 
 
 def _explanation(field: dataclasses.Field[Any]) -> str:
@@ -99,12 +99,12 @@ def _explanation(field: dataclasses.Field[Any]) -> str:
     return f"{field.metadata.get('help', '')}  [{'; '.join(notes)}]"
 
 
-class AlgorithmCommand(click.Command):
+class AlgorithmCommand(CheckedCommand):
     """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
 
-    Of those options its function gets the ones that were given. `find` returns the algorithm's config class by the
-    command's own parameters, as they were typed, and whether help is asked for; None where its options are not wanted.
-    `title` is the group of the command's own options, `left_out` names hyperparameters without an option.
+    `find` returns the algorithm's config class by the command's own parameters, as they were typed, and whether help is
+    asked for; None where its options are not wanted. `title` is the group of the command's own options, `left_out`
+    names hyperparameters without an option.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class AlgorithmCommand(click.Command):
         super().__init__(**attributes)
         self._find, self._title, self._left_out, self._group_of = find, title, left_out, group_of or _owner
         self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
-        self._options_of = functools.cache(self._make_options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the algorithm that it runs, then parse with the options of its config class."""
@@ -132,7 +131,7 @@ class AlgorithmCommand(click.Command):
         with users_mistakes():
             config_class = self._find(typed, help_option is not None and help_option.name in typed)
         if config_class is not None:
-            ctx.meta[_OPTIONS] = self._options_of(config_class)
+            ctx.meta[_OPTIONS] = self._make_options(config_class)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -140,13 +139,6 @@ class AlgorithmCommand(click.Command):
             if not known:
                 raise
             raise click.UsageError(f"No such option {error.option_name!r}.{known}", ctx) from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Call the function without the options that were not given."""
-        for name in [each.name for each in self.get_params(ctx) if isinstance(each, FieldOption)]:
-            if ctx.get_parameter_source(str(name)) is not ParameterSource.COMMANDLINE:
-                ctx.params.pop(str(name), None)
-        return super().invoke(ctx)
 
     def _make_options(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
         """Make options of hyperparameters, but of those whose names the command has itself."""
@@ -250,8 +242,6 @@ def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> typ
 
 def stop_specs(stop: Sequence[str]) -> list[Any]:
     """Return what `--stop` was given as plain data: comparisons as they are, anything else read as YAML."""
-    if not all(text.strip() for text in stop):
-        raise UserError(f"Invalid value for '--stop': {EMPTY}")
     return [text if is_expression(text) else parse_value(text) for text in stop]
 
 

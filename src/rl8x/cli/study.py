@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x.cli.errors import LOST_ROWS, Command, FiniteRange, UserError, check_folder, users_mistakes
+from rl8x.cli.errors import LOST_ROWS, Command, FiniteRange, UserError, check_folder, tracking_uri, users_mistakes
 from rl8x.cli.options import run_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
@@ -155,7 +155,6 @@ _BOOTSTRAP: Final = (
 )
 _METRIC: Final = "Compare this metric; may be repeated. [default: returns of evaluations, else of training]"
 _level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage.")
-_tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
 
 
 @click.command("report", cls=Command, epilog=_REPORT_EXAMPLES)
@@ -169,7 +168,7 @@ _tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the ru
     "--output", metavar="DIR", help="Folder for the files. [default: report in the study's folder, or reports/NAME]"
 )
 @click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known.")
-@_tracking_uri
+@tracking_uri
 def report(study: str, parameters: str | None, output: str | None, **options: Any) -> None:
     """Report on STUDY: a study's folder, or the name or ID of its parent run.
 
@@ -207,7 +206,7 @@ rl8x compare --experiment CartPole --group-by algorithm --output figures
 @click.option("--minimize", is_flag=True, help="The lowest value of a metric is its best one.")
 @_level
 @click.option("--output", metavar="DIR", help="Folder for the files. [default: reports/compare-RUN]")
-@_tracking_uri
+@tracking_uri
 def compare(runs: tuple[str, ...], experiment: str | None, output: str | None, **options: Any) -> None:
     """Compare runs: the params that differ, last and best metrics, and learning curves.
 

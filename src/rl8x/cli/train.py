@@ -223,8 +223,8 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
         end_unused()
     try:
         stats = run()
+        failed = False
         if not ranks().is_first:  # rank 0 says it
-            failed = False
             return 0
         if progress == "none":
             say(f"stopped by {stats.stop_reason}")
@@ -233,7 +233,6 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
             ended = f"the run has come to its end ({stats.stop_reason})"
             say(f"rl8x: nothing was trained: {ended}. To train more, resume it with {more}", err=True)
         _summarize(stats, trainer.train_step.evaluated_at)
-        failed = False
     except Exception as error:
         if trainer.state == before and (isinstance(error, _IMPOSSIBLE) or is_users_mistake(error)):
             raise UserError(str(error)) from error
@@ -246,22 +245,17 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
 
 
 def _summarize(stats: TrainStats, evaluated_at: int) -> None:
+    """Say what was trained, and what the last evaluation measured."""
     names = (keys.STEPS, keys.UPDATES, keys.ENV_STEPS, keys.ENV_EPISODES)
     steps, updates, env_steps, episodes = (int(stats[name]) for name in names)
     seen = f"{env_steps:,} transitions, {counted(episodes, 'episode', 'episodes')}"
     seen = seen if env_steps else counted(updates, "update", "updates")  # from a data set, or before the first step
     say(f"trained     {counted(steps, 'step', 'steps')}, {seen}")
-    for group in ("returns", "horizon_returns"):
+    when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,}"
+    whole = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
+    played = f"{whole:,.0f} whole episodes, " if whole else ""
+    for group, quantity, of in (("returns", "return", played), ("horizon_returns", "return of a horizon", "")):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
-            say(_describe_evaluation(stats, group, evaluated_at))
-
-
-def _describe_evaluation(stats: TrainStats, group: str, evaluated_at: int) -> str:
-    low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
-    steps = stats[keys.STEPS]
-    when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,.0f}"
-    quantity = "return" if group == "returns" else "return of a horizon"
-    episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
-    played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
-    measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
-    return f"evaluated   {measured}, {played}deterministic, {when}"
+            low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
+            measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+            say(f"evaluated   {measured}, {of}deterministic, {when}")
