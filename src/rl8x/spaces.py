@@ -191,14 +191,9 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
                 raise ValueError(f"no part {key!r} of the action space in {name!r}. There are {', '.join(parts)}.")
             check_mask(part, parts[key], f"{name}/{key}")
         return
-    if isinstance(actions, spaces.Discrete):
-        width = int(actions.n)
-    elif isinstance(actions, spaces.MultiDiscrete):
-        width = int(actions.nvec.sum())
-    elif isinstance(actions, spaces.MultiBinary):
-        width = math.prod(actions.shape)
-    else:
+    if not isinstance(actions, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         raise ValueError(f"{name!r} needs discrete actions; got {describe_space(actions)}.")
+    width = spaces.flatdim(actions)
     if mask.shape != (width,):
         raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe_space(mask)}.")
 

@@ -31,6 +31,7 @@ from rl8x.cli.errors import FiniteRange, UserError, check_file, is_users_mistake
 from rl8x.cli.options import RunCommand, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
+from rl8x.execution.artifacts import cpu_info
 from rl8x.importing import Trust, find_modules_here
 from rl8x.output import described, message_of, short, table
 from rl8x.processes import python_process, restore_variables
@@ -194,9 +195,9 @@ def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any
 
 def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
-    cpu = _told_by("/proc/cpuinfo", r"model name\s*:\s*(.+?)\s*")
+    cpu = re.search(r"^model name\s*:\s*(.+?)\s*$", cpu_info(), re.MULTILINE)
     machine = {
-        "cpu": cpu or platform.processor() or platform.machine(),
+        "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -206,13 +207,6 @@ def _machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         machine |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return machine
-
-
-def _told_by(path: str, line: str) -> str | None:
-    """Return what the first matching line of a file of Linux's tells; None where there is none."""
-    with contextlib.suppress(OSError):
-        return next((found[1] for found in re.finditer(f"^{line}$", Path(path).read_text(), re.MULTILINE)), None)
-    return None
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,9 +251,8 @@ def _make_trainer(run: RunSpec, folder: str) -> Trainer:
 
 def _peak_memory() -> int:
     """Return the most bytes that this process had resident; `ru_maxrss` of Linux counts its parent's before it."""
-    known = _told_by("/proc/self/status", r"VmHWM:\s*(\d+) kB")
-    if known:
-        return int(known) * 1024
+    with contextlib.suppress(OSError, LookupError):
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

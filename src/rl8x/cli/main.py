@@ -25,6 +25,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+from rl8x import __all__ as exported
 from rl8x import __version__, trusted
 from rl8x.cli.errors import report, show_bug, show_warning
 from rl8x.importing import importing_much
@@ -66,21 +67,17 @@ rl8x ui                                      look at the runs
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
-def _listed(file: str) -> list[str]:
-    """Read what a module of rl8x names in `__all__`, without importing it."""
-    assigned = (each for each in ast.parse((_PACKAGE / file).read_text()).body if isinstance(each, ast.Assign))
-    return next(list(ast.literal_eval(each.value)) for each in assigned if ast.unparse(each.targets[0]) == "__all__")
-
-
 def environments() -> list[str]:
-    """List the built-in environments."""
-    return _listed("envs/builtin.py")
+    """List the built-in environments: what their module names in `__all__`, without importing it."""
+    body = ast.parse((_PACKAGE / "envs" / "builtin.py").read_text()).body
+    assigned = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
+    return list(ast.literal_eval(assigned["__all__"]))
 
 
 def algorithm_names() -> list[str]:
     """List the built-in algorithms, by the configs that the package exports, without the base classes."""
     bases = ("AlgorithmConfig", "LearnerConfig", "OffPolicyConfig", "OnPolicyConfig", "OnlineConfig")
-    configs = (name for name in _listed("algorithms/__init__.py") if name.endswith("Config") and name not in bases)
+    configs = (name for name in exported if name.endswith("Config") and name not in bases)
     return [name.removesuffix("Config") for name in configs]
 
 

@@ -206,9 +206,12 @@ def _one_file(ctx: click.Context | None, param: click.Parameter | None, files: S
 
 
 def _config_class_of(parameters: Mapping[str, Any], asks_help: bool) -> type[AlgorithmConfig]:
-    """Find the config class of a run's algorithm by what was typed."""
+    """Return the config class of the algorithm that an option, else KEY=VALUE, else the run file names."""
     parameters = {**parameters, "file": _one_file(None, None, parameters.get("file"))}
-    return _config_class(parameters, {} if parameters.get("tuned") else _file_data(parameters))
+    data, typed = {} if parameters.get("tuned") else _file_data(parameters), _typed(parameters)
+    trusted = parameters.get("trust") or frozenset(texts(typed))
+    find_modules_here(trusted)
+    return class_named_in({**data, **typed}, trusted)
 
 
 def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,14 +235,6 @@ def _typed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return typed if parameters.get("algorithm") is None else typed | {"algorithm": parameters["algorithm"]}
 
 
-def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file's data names."""
-    typed = _typed(parameters)
-    trusted = parameters.get("trust") or frozenset(texts(typed))
-    find_modules_here(trusted)
-    return class_named_in({**data, **typed}, trusted)
-
-
 def stop_specs(stop: Sequence[str]) -> list[Any]:
     """Return what `--stop` was given as plain data: comparisons as they are, anything else read as YAML."""
     return [text if is_expression(text) else parse_value(text) for text in stop]
@@ -251,21 +246,21 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
     Names on the command line may import their modules, names in a file only with `--trust`.
     """
     options = {name: value for name, value in parameters.items() if name not in _NOT_OFFIELDS}
+    words, typed = [word for word in parameters["words"] if "=" in word], _typed(parameters)
     envs = [word for word in parameters["words"] if "=" not in word]
-    envs += [f"env={name}" for key, name in _typed(parameters).items() if key == "env" and envs]
+    envs += [f"env={typed['env']}"] if envs and "env" in typed else []
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
     data, conditions = _file_data(parameters), stop_specs(stop)
+    trusted: Trust = parameters["trust"] or frozenset(texts([envs, typed, conditions, options]))
+    find_modules_here(trusted)
     hyperparameters = {name: value for name, value in options.items() if name not in _OFFIELDS}
-    words = [word for word in parameters["words"] if "=" in word]
-    data = overridden(data, words, _config_class(parameters, data), hyperparameters)
+    data = overridden(data, words, class_named_in({**data, **typed}, trusted), hyperparameters)
     if envs:
         data["env"] = envs[0]
     if conditions:
         data["stop_conditions"] = conditions
     data |= {name: value for name, value in options.items() if name in _OFFIELDS}
-    trusted: Trust = parameters["trust"] or frozenset(texts([envs, _typed(parameters), conditions, options]))
-    find_modules_here(trusted)
     return RunSpec.from_plain(data, trust=trusted)
