@@ -36,7 +36,6 @@ from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.files import one_line
 from rl8x.config.spec import FIELDS, AlgorithmSpec, EnvSpec, RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
-from rl8x.importing import Trust
 from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
@@ -167,13 +166,13 @@ def checked(data: Any) -> Metadata:
     return metadata
 
 
-def spec_of(metadata: Metadata, *, trust: Trust = False) -> RunSpec:
+def spec_of(metadata: Metadata) -> RunSpec:
     """Return the spec of a checkpoint's run."""
     unknown = [name for name in metadata["spec"] if name not in FIELDS]
     if unknown:
         raise CheckpointError(f"{DESCRIPTION} is odd: `spec` has {unknown[0]!r:.80}, which this rl8x does not know")
     try:
-        return RunSpec.read(metadata["spec"], trust=trust)
+        return RunSpec.read(metadata["spec"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{DESCRIPTION} is odd: `spec`: {error}") from None
 

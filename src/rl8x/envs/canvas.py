@@ -110,14 +110,10 @@ def font(size: int) -> Any:
 
 
 @functools.cache
-def mixed(colour: str, strength: float, other: str = BACKGROUND) -> str:
-    """Mix a colour, `#rrggbb`, with another: the share of the first is `strength`."""
-    pairs = zip(_parts(colour), _parts(other), strict=True)
+def mixed(colour: str, strength: float) -> str:
+    """Mix a colour, `#rrggbb`, with the background: its own share is `strength`."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(BACKGROUND[1:]), strict=True)
     return "#" + "".join(f"{round(strength * one + (1 - strength) * two):02x}" for one, two in pairs)
-
-
-def _parts(colour: str) -> Sequence[int]:
-    return bytes.fromhex(colour.removeprefix("#"))
 
 
 CopyState = Mapping[str, NDArray[Any]]
