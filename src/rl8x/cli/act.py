@@ -55,11 +55,11 @@ class Acting(NamedTuple):
     ) -> dict[str, Any]:
         """Return the `env_config` to act under, in plain form: the training's, changed by what was typed.
 
-        A list has the values of `each` copies; `copies` is the option of their number.
+        A number of a list is that of `each` copies, one after the other; `copies` is the option of their number.
         """
         given = env.single_observation_space, env.single_action_space
-        own = self.policy and (self.policy.observation_space, self.policy.action_space)
-        if own and not all(map(are_alike, given, own)):
+        own = None if self.policy is None else (self.policy.observation_space, self.policy.action_space)
+        if own is not None and not all(map(are_alike, given, own)):
             raise UserError(f"the policy was trained for other spaces than those of --env: {given[0]} and {given[1]}.")
         trained = plain(inherited_config(self.trained_config, env.num_copies // each))
         config = apply_overrides({"env_config": trained}, words)
