@@ -163,9 +163,34 @@ def header(spool_id="abc", **more):
     return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", **more}
 
 
-def row(step, **metrics):
+def row(step, t=None, **metrics):
     """The line of a row, of the metric `a` with its step as the value by default."""
-    return {"op": "m", "t": 1000 + step, "s": step, "m": metrics or {"a": float(step)}}
+    return {"op": "m", "t": 1000 + step if t is None else t, "s": step, "m": metrics or {"a": float(step)}}
+
+
+def params(**texts):
+    """The line of params."""
+    return {"op": "params", "params": texts}
+
+
+def tags(**texts):
+    """The line of tags."""
+    return {"op": "tags", "tags": texts}
+
+
+def artifact(file):
+    """The line of an artifact, by the name of its copy."""
+    return {"op": "artifact", "file": file, "to": None}
+
+
+def resume(t=6, *, repeats=True, keeps_status=False):
+    """The line with which a process goes on with a run."""
+    return {"op": "resume", "t": t, "repeats": repeats, "keeps_status": keeps_status}
+
+
+def finish(status, t=9):
+    """The line that ends a run."""
+    return {"op": "finish", "status": status, "t": t}
 
 
 def left_over(root, spool_id, num_rows=0, *ops, **more):
@@ -185,7 +210,10 @@ class BothSides(SendingJournal):
         lock = FileLock(self.journal.folder / ACK, signs=False)
         assert lock.acquire()
         super().__init__(self.journal.folder, lock)
-        self.append = self.journal.append
+
+    def append(self, *ops):
+        for op in ops:
+            self.journal.append(op)
 
     def close(self):
         super().close()

@@ -10,7 +10,6 @@ from tests.conftest import InProcess
 
 from rl8x.tracking import MLflowTracker, TrackingError, sync
 from rl8x.tracking.artifacts import keep
-from rl8x.tracking.journal import read_header
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import ensure_database
 from tracking.fakes import FakeStore, left_over, row
@@ -44,19 +43,6 @@ def runs_in(database):
 
 
 ALL = ("FINISHED", [(0, 0.0), (1, 1.0), (2, 2.0)])
-
-
-def test_a_moved_folder_sends_to_the_database_that_moved_with_it(mlruns, tmp_path, monkeypatch):
-    folder = kept_back(monkeypatch)
-    assert read_header(folder)["database"] == "../../mlflow.db"
-    (tmp_path / "new").mkdir()
-    mlruns.rename(tmp_path / "new/results")
-    report = sync(tmp_path / "new/results/spool")
-    assert (report.num_sent, report.num_failed) == (1, 0), report
-    assert runs_in(tmp_path / "new/results/mlflow.db") == [ALL]
-    assert not mlruns.exists()
-    [text] = (tmp_path / "new/results").glob("artifacts/*/artifacts/note.txt")
-    assert text.read_text() == "hello"
 
 
 def test_a_copy_and_its_original_each_send_to_their_own_database(mlruns, tmp_path, monkeypatch):

@@ -30,9 +30,9 @@ from rl8x.tracking.journal import (
     read_header,
 )
 from rl8x.tracking.runs import journal_folders
-from tracking.fakes import BothSides, header, row
+from tracking.fakes import BothSides, artifact, finish, header, params, row, tags
 
-FINISH = {"op": "finish", "status": "FAILED", "t": 9}
+FINISH = finish("FAILED")
 
 
 def ops(journal):
@@ -51,8 +51,7 @@ def arrive(journal, number=None):
 
 def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
     journal = BothSides(tmp_path, header())
-    for step in range(3):
-        journal.append(row(step))
+    journal.append(*map(row, range(3)))
     assert ops(journal) == [{**header(), "folder": str(journal.folder)}, row(0), row(1), row(2)]
     assert journal.read()[-1][1] == os.path.getsize(journal.folder / JOURNAL) == journal.end
     arrive(journal, 2)
@@ -61,7 +60,7 @@ def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
     again = BothSides(journal.folder)
     assert (again.ack.run_id, steps(again)) == ("r", [1, 2])
     mark = again.journal.mark()
-    again.append({"op": "params", "params": {}})
+    again.append(params())
     assert (again.journal.unsent(), mark()) == (Unsent(2, 1), False)
     arrive(again, 2)
     assert (again.journal.unsent(), mark(), again.pending) == (Unsent(0, 1), True, True)
@@ -76,22 +75,13 @@ def test_secrets_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("DATABRICKS_TOKEN", "dapi0123")
     uri, shown = "http://me:p%2Fw@host", "http://me:***@host"
     journal = BothSides(tmp_path, {**header(), "uri": uri})
-    given = [
-        {"op": "tags", "tags": {"url": uri, "pages": [uri]}},
-        {"op": "params", "params": {"token": "dapi0123", "lr": 0.1}},
-        {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123"},
-        {"op": "artifact", "file": "files/1/dapi0123.txt", "to": None},  # a path, which has to be found again
-    ]
-    for op in given:
-        journal.append(op)
+    path = artifact("files/1/dapi0123.txt")  # which has to be found again
+    given = tags(url=uri, pages=[uri]), params(token="dapi0123", lr=0.1)
+    journal.append(*given, {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123"}, path)
     journal.rejected.add(given[0], f"no {uri}")
-    assert ops(journal) == [
-        {**header(), "uri": shown, "folder": str(journal.folder)},
-        {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
-        {"op": "params", "params": {"token": "***", "lr": 0.1}},
-        {"op": "text", "to": "x.txt", "text": f"{shown} ***"},
-        given[3],
-    ]
+    hidden = tags(url=shown, pages=[shown]), params(token="***", lr=0.1)
+    first = {**header(), "uri": shown, "folder": str(journal.folder)}
+    assert ops(journal) == [first, *hidden, {"op": "text", "to": "x.txt", "text": f"{shown} ***"}, path]
     assert "p%2Fw" not in (journal.folder / "rejected.jsonl").read_text()
     assert journal.header["uri"] == shown
 
@@ -110,7 +100,7 @@ def test_a_journal_is_for_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
-def test_a_torn_last_line_is_neither_read_nor_kept(tmp_path, torn):
+def test_a_torn_last_line_is_neither_read_nor_kept(torn, tmp_path):
     journal = BothSides(tmp_path, header())
     journal.append(row(0))
     journal.close()
@@ -127,20 +117,10 @@ def test_a_torn_last_line_is_neither_read_nor_kept(tmp_path, torn):
     again.close()
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    BothSides(tmp_path, header()).close()
-    with open(tmp_path / "abc" / JOURNAL, "ab") as file:
-        file.write(b"\x00\x00garbage\n[1]\n")
-    journal = BothSides(tmp_path / "abc")
-    journal.append(row(1))
-    assert [op["op"] for op in ops(journal)] == ["open", "unreadable", "unreadable", "m"]
-
-
 def test_lines_longer_than_one_read(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_BYTES", 64)
     journal = BothSides(tmp_path, header())
-    journal.append({"op": "text", "to": "x", "text": "y" * 1000})
-    journal.append(row(1))
+    journal.append({"op": "text", "to": "x", "text": "y" * 1000}, row(1))
     seen = []
     while journal.pending:
         seen += [op["op"] for op in ops(journal)]
@@ -251,8 +231,7 @@ def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
     journal = BothSides(tmp_path, header())
     journal.append(row(0))
     disk.full = True
-    for step in range(1, 4):
-        journal.append(row(step))
+    journal.append(*map(row, range(1, 4)))
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
     assert "wait in memory" in caplog.text
     assert steps(journal) == [0]
@@ -266,8 +245,7 @@ def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
 def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path, disk):
     journal = BothSides(tmp_path, header())
     disk.full = True
-    for step in range(3):
-        journal.append(row(step))
+    journal.append(*map(row, range(3)))
     journal.journal.end(FINISH)
     journal.lines.extend(journal.journal.waiting(0))
     assert [number for number, _ in journal.lines] == [1, 2, 3, 4]
@@ -309,9 +287,8 @@ def test_memory_is_bounded(tmp_path, disk, monkeypatch, caplog):
     monkeypatch.setattr(appending, "MAX_MEMORY_LINES", 3)
     journal = Journal.create(tmp_path, header())
     disk.full = True
-    journal.append({"op": "params", "params": {}})
-    for step in range(5):
-        journal.append(row(step))
+    for op in (params(), *map(row, range(5))):
+        journal.append(op)
     assert [json.loads(line)["op"] for _, line in journal.waiting(0)] == ["params", "m", "m"]
     # The header, three rows dropped, two still in memory.
     assert journal.unsent() == Unsent(num_others=1, num_lost=5, num_others_lost=1)
@@ -368,18 +345,15 @@ def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch
         aside.add(row(step), "refused")
     assert len(asked) == 51
     assert aside.entries == [row(step) for step in range(50)]
-    aside.add({"op": "tags", "tags": {"a": "1"}}, "refused")
-    aside.replaced_by({"op": "tags", "tags": {"a": "2", "b": "3"}})
+    aside.add(tags(a="1"), "refused")
+    aside.replaced_by(tags(a="2", b="3"))
     aside.add(row(3), "refused")
     assert aside.entries == Rejected(tmp_path).entries == [row(step) for step in range(50)]
 
 
-def finished(tmp_path, **tags):
+def finished(tmp_path, **texts):
     journal = BothSides(tmp_path / "spool", header())
-    journal.append({"op": "tags", "tags": tags})
-    journal.append(row(0))
-    journal.append({"op": "left", "s": 0, "t": 5})
-    journal.append(FINISH)
+    journal.append(tags(**texts), row(0), {"op": "left", "s": 0, "t": 5}, FINISH)
     arrive(journal)
     journal.acknowledge(finished=True)
     super(BothSides, journal).close()

@@ -93,11 +93,6 @@ def test_models_of_an_experiment_are_ranked_by_the_metrics_of_their_step(logged)
     }
 
 
-def test_linking_metrics_adds_no_points_to_the_run(logged):
-    history = logged.client.get_metric_history(logged.run_id, NAME)
-    assert [(point.step, point.value, point.timestamp) for point in history] == [(64, 1.0, 100), (128, 5.0, 200)]
-
-
 def test_arrays_are_predicted_as_the_policy_decides(logged):
     model = logged.load(f"models:/{logged.ids['last']}")
     obs = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
@@ -183,14 +178,3 @@ def test_a_model_of_any_key_is_there_once_and_registered_once_under_any_name_tha
     versions = logged.client.search_model_versions(f"run_id = '{logged.run_id}'")
     location = logged.client.get_logged_model(model_id).artifact_location
     assert [each.source for each in versions if each.name == name] == [location]
-
-
-def test_a_registered_model_is_found_by_its_alias(logged):
-    for _ in range(2):
-        assert logged.log("last", register="cartpole", alias="champion") == logged.ids["last"]
-    versions = logged.client.search_model_versions("name = 'cartpole'")
-    assert [each.source for each in versions] == [logged.location("last")]
-    assert logged.load("models:/cartpole@champion").predict(np.zeros((1, 4), np.float32)).shape == (1,)
-    logged.log("best", register="cartpole", alias="champion")
-    champion = logged.client.get_model_version_by_alias("cartpole", "champion")
-    assert champion.source == logged.location("best")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.tracking import MemoryTracker, NullTracker, Tracker, TrackingError
+from rl8x.tracking import MemoryTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import NameTable, artifact_name, legal_name, metric_step, metric_value, readable
 
 
@@ -53,21 +53,11 @@ def test_long_names_stay_apart_and_what_is_no_name_is_refused():
 
 
 def test_names_that_would_become_one_are_numbered(caplog):
-    table = NameTable()
-    assert [table.add(name) for name in ("a(", "a(", "a[", "a_", "a_-2", "b")] == [
-        "a_",
-        "a_",
-        "a_-2",
-        "a_-3",
-        "a_-2-2",
-        "b",
-    ]
+    table, given = NameTable(), ("a(", "a(", "a[", "a_", "a_-2", "b")
+    assert [table.add(name) for name in given] == ["a_", "a_", "a_-2", "a_-3", "a_-2-2", "b"]
     assert "'a[' is logged as 'a_-2', since 'a(' is called 'a_'" in caplog.text
     long = "x" * 249
-    assert [NameTable().legal({long + c: c for c in "(["})[name] for name in (long + "_", long[:248] + "-2")] == [
-        "(",
-        "[",
-    ]
+    assert NameTable().legal({long + c: c for c in "(["}) == {long + "_": "(", long[:248] + "-2": "["}
 
 
 @pytest.mark.parametrize("order", ["x>0 x<0 x_0", "x_0 x<0 x>0", "x<0 x_0 x>0"])
@@ -82,10 +72,8 @@ def test_a_run_that_goes_on_has_the_names_it_had():
     first = [before.add(name) for name in ("x_0", "x>0", "y(", "x<0", "z")]
     after = NameTable(before=before.state)
     assert before.state == {"x>0": "x_0-2", "y(": "y_", "x<0": "x_0-3", "x_0": "x_0"}
-    assert [after.add(name) for name in ("x=0", "y[", "z", "x<0", "y(", "x>0", "x_0")] == [
-        *("x_0-4", "y_-2", "z"),
-        *(first[3], first[2], first[1], first[0]),
-    ]
+    assert [after.add(name) for name in ("x=0", "y[", "z")] == ["x_0-4", "y_-2", "z"]
+    assert [after.add(name) for name in ("x<0", "y(", "x>0", "x_0")] == first[3::-1]
 
 
 def test_metric_values():
@@ -130,7 +118,6 @@ def test_keeps_all(tmp_path):
     (tmp_path / "file.txt").write_text("x")
     tracker.log_artifact(tmp_path / "file.txt", "folder")
     tracker.log_text("hello", "note.txt")
-    assert isinstance(tracker, Tracker)
     assert isinstance(NullTracker(), Tracker)
     assert tracker.flush()
     assert tracker.status == "RUNNING"
@@ -142,21 +129,11 @@ def test_keeps_all(tmp_path):
     assert tracker.artifacts == ["folder/file.txt", "note.txt"]
     assert tracker.texts == {"note.txt": "hello"}
     assert tracker.status == "FINISHED"
-
-
-def test_calls_out_of_turn(tmp_path):
-    tracker = MemoryTracker()
     with pytest.raises(RuntimeError, match="start"):
         tracker.log_metrics({"a": 1.0}, 1)
+    before = tracker.run_id
     tracker.start(params={}, tags={})
-    with pytest.raises(ValueError, match="FINISHED, FAILED, KILLED; got 'DONE'"):
-        tracker.finish("DONE")
-    with pytest.raises(TrackingError, match="cannot go on with 'other'"):
-        tracker.start(params={}, tags={}, resume="other")
-    with pytest.raises(FileNotFoundError):
-        tracker.log_artifact(tmp_path / "none")
-    with pytest.raises(TrackingError, match="relative path"):
-        tracker.log_text("x", "../x")
+    assert (tracker.rows, tracker.run_id == before) == ([], False)
 
 
 def test_a_memory_tracker_is_returned_from_another_process():
@@ -166,38 +143,3 @@ def test_a_memory_tracker_is_returned_from_another_process():
     again = pickle.loads(pickle.dumps(tracker))
     again.log_metrics({"a": 2.0}, 2)
     assert (again.history("a"), tracker.history("a")) == ([(1, 1.0), (2, 2.0)], [(1, 1.0)])
-
-
-def test_going_on_in_the_same_process_drops_nothing_and_may_keep_the_status():
-    tracker = MemoryTracker()
-    tracker.start(params={}, tags={})
-    tracker.log_metrics({"a": 1.0}, 1)
-    tracker.finish("KILLED")
-    tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False, keeps_status=True)
-    tracker.log_metrics({"a": 2.0}, 1)
-    assert tracker.status == "KILLED"
-    tracker.finish("FINISHED")
-    assert tracker.status == "KILLED"
-    # Another process that resumes repeats both, and then has something to add.
-    tracker.start(params={}, tags={}, resume=tracker.resume_handle)
-    for value in (1.0, 2.0, 3.0):
-        tracker.log_metrics({"a": value}, 1)
-    tracker.finish("FINISHED")
-    assert tracker.history("a") == [(1, 1.0), (1, 2.0), (1, 3.0)]
-    assert tracker.status == "FINISHED"
-    with pytest.raises(RuntimeError, match="start"):
-        tracker.log_metrics({"a": 1.0}, 1)
-    before = tracker.run_id
-    tracker.start(params={}, tags={})
-    assert (tracker.rows, tracker.run_id == before) == ([], False)
-
-
-def test_what_a_resumed_run_leaves_behind_is_dropped():
-    tracker = MemoryTracker()
-    for value, last in ((1.0, 4), (2.0, 3)):
-        tracker.start(params={}, tags={}, resume=tracker.resume_handle)
-        for step in range(1, last + 1):
-            tracker.log_metrics({"losses/total": 0.5 if step == 1 else value, "profiling/step_ms": value}, step)
-        tracker.finish("FINISHED")
-    assert tracker.history("losses/total") == [(1, 0.5), (2, 2.0), (3, 2.0)]
-    assert tracker.history("profiling/step_ms") == [(1, 1.0), (2, 2.0), (3, 2.0)]

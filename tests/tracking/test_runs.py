@@ -9,13 +9,7 @@ def test_find_run(mlruns, mlflow_client):
     experiment = mlflow_client.create_experiment("e")
     run = mlflow_client.create_run(experiment, run_name="nice-fox")
     for found in (find_run(run.info.run_id), find_run("nice-fox")):
-        assert (found.info.run_id, found.info.run_name, found.info.experiment_id) == (
-            run.info.run_id,
-            "nice-fox",
-            experiment,
-        )
-        assert found.info.status == "RUNNING"
-        assert found.info.artifact_uri == run.info.artifact_uri
+        assert (found.info.run_id, found.info.run_name) == (run.info.run_id, "nice-fox")
     with pytest.raises(TrackingError, match=r"no run 'nice-box'.*did you mean nice-fox"):
         find_run("nice-box")
     other = mlflow_client.create_run(experiment, run_name="nice-fox")

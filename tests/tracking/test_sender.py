@@ -7,8 +7,12 @@ from rl8x.tracking.journal import name_of
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point, left_behind
 from rl8x.tracking.sender import NotNowError, Sender
-from rl8x.tracking.store import NewRun
-from tracking.fakes import BothSides, FakeStore, header, row, values
+from tracking.fakes import BothSides, FakeStore, artifact, finish, header, params, resume, row, tags, values
+
+TEXT = {"op": "text", "to": "notes/x.txt", "text": "hello"}
+CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "transitions"}
+SAMPLE = (63_500, {"system/cpu_utilization_percentage": 12.5})
+TOTAL = "losses/total"
 
 
 @pytest.fixture
@@ -27,7 +31,9 @@ def raises(error):
     raise error
 
 
-def send(journal, store, **options):
+def send(journal, store, *ops, **options):
+    """Append ops, and send all that has not arrived."""
+    journal.append(*ops)
     sender = Sender(journal, store, **options)
     sender.send_some()
     while journal.pending:
@@ -36,13 +42,8 @@ def send(journal, store, **options):
 
 
 def test_sends_all_in_order(journal, store):
-    journal.append({"op": "params", "params": {"lr": "0.1"}})
-    journal.append({"op": "tags", "tags": {"k": "v" * 9000}})
-    for step in range(3):
-        journal.append(row(step))
-    journal.append({"op": "text", "to": "notes/x.txt", "text": "hello"})
-    journal.append({"op": "finish", "status": "FINISHED", "t": 5})
-    sender = send(journal, store, fresh=True)
+    ops = [params(lr="0.1"), tags(k="v" * 9000), *map(row, range(3)), TEXT, finish("FINISHED", 5)]
+    sender = send(journal, store, *ops, fresh=True)
     assert store.run["points"] == {Point("a", float(step), 1000 + step, step) for step in range(3)}
     assert store.run["params"] == {"lr": "0.1"}
     assert store.run["tags"] == {"k": "v" * 8000}
@@ -56,29 +57,22 @@ def test_sends_all_in_order(journal, store):
 def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store):
     sizes = []
     store.fails = lambda call, content: sizes.append(len(content)) if call == "log_points" else None
-    for step in range(7):
-        journal.append(row(step, **{f"m{i}": 1.0 for i in range(300)}))
-    journal.append(row(7, **{f"m{i}": 1.0 for i in range(1500)}))
-    send(journal, store)
+    rows = [row(step, **{f"m{i}": 1.0 for i in range(300)}) for step in range(7)]
+    send(journal, store, *rows, row(7, **{f"m{i}": 1.0 for i in range(1500)}))
     assert sizes == [900, 900, 300, 1000, 500]
     assert len(store.run["points"]) == 7 * 300 + 1500
 
 
 def test_a_lost_answer_makes_no_second_run_and_no_second_row(journal, store):
-    journal.append(row(0))
     sender = Sender(journal, store, fresh=True)
-    store.lose_answers = 1
-    with pytest.raises(StoreDownError):
+    for step in range(2):
+        journal.append(row(step))
+        store.lose_answers = 1
+        with pytest.raises(StoreDownError):
+            sender.send_some()
+        assert journal.pending
         sender.send_some()
-    assert journal.ack.attempted
-    sender.send_some()
     assert list(store.runs) == ["run0"]
-    journal.append(row(1))
-    store.lose_answers = 1
-    with pytest.raises(StoreDownError):
-        sender.send_some()
-    assert journal.pending
-    sender.send_some()
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0)]
     assert not journal.pending
 
@@ -99,37 +93,18 @@ def test_a_run_that_appears_late_is_deleted(journal, store, monkeypatch):
     assert list(store.runs) == [journal.ack.run_id]
 
 
-def test_unreadable_and_unknown_ops_do_not_block(journal, store):
-    journal.append({"op": "from_the_future"})
-    journal.append({"op": "m", "t": "x", "s": None, "m": 3})
-    journal.append({"op": "params"})
-    journal.append({"op": "artifact", "file": "../../secret", "to": None})
-    journal.append({"op": "artifact", "file": "journal.jsonl", "to": None})
-    journal.append({"op": "text", "to": "../x", "text": "t"})
-    journal.append({**CURVES, "series": 3})
-    journal.append({"op": "curves"})
-    journal.append({"op": "left", "s": "x"})
-    journal.append(row(1))
-    send(journal, store)
-    assert values(store.run, "a") == [(1, 1.0)]
-    assert store.run["files"] == store.run["texts"] == {}
-    assert (journal.folder / "rejected.jsonl").read_text().count("\n") == 9
-
-
 def test_the_tag_of_a_changed_param_has_its_present_value(journal, store):
     for lr, now in (("0.1", {}), ("0.2", "0.2"), ("0.2", "0.2"), ("0.1", "0.1"), ("0.1", "0.1"), ("0.3", "0.3")):
-        journal.append({"op": "params", "params": {"lr": lr, "gamma": "0.99"}})
-        send(journal, store)
+        send(journal, store, params(lr=lr, gamma="0.99"))
         assert store.run["params"] == {"lr": "0.1", "gamma": "0.99"}
         assert store.run["tags"] == (now and {"rl8x.param_change.lr": now})
 
 
 def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
     source = tmp_path / "policy.txt"
-    source.write_text("first")
-    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": "policies"})
-    source.write_text("second")
-    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": "later"})
+    for text, to in (("first", "policies"), ("second", "later")):
+        source.write_text(text)
+        journal.append({**artifact(keep(journal.folder, source)), "to": to})
     source.write_text("third")
     send(journal, store)
     assert store.run["files"] == {"policies/policy.txt": "first", "later/policy.txt": "second"}
@@ -137,10 +112,8 @@ def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
 
 
 def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_path):
-    source = tmp_path / "policy.txt"
-    source.write_text("weights")
-    journal.append({"op": "artifact", "file": keep(journal.folder, source), "to": None})
-    journal.append(row(1))
+    (tmp_path / "policy.txt").write_text("weights")
+    journal.append(artifact(keep(journal.folder, tmp_path / "policy.txt")), row(1))
     store.artifacts_down = True
     sender = Sender(journal, store)
     for _ in range(2):
@@ -158,17 +131,13 @@ def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_
 
 
 def test_resumed_rows_are_not_doubled(journal, store):
-    for op in (*map(row, range(5)), KILLED, RESUME):
-        journal.append(op)
-    for step in (3, 4, 5):
-        journal.append({**row(step, a=float(step), b=1.0), "t": 2000 + step})
-    send(journal, store)
-    for step in (5, 6):  # one more at that step, which the run has not had before
-        journal.append({**row(step), "t": 3000 + step})
+    again = [row(step, 2000 + step, a=float(step), b=1.0) for step in (3, 4, 5)]
+    send(journal, store, *map(row, range(5)), finish("KILLED", 3), resume(), *again)
+    journal.append(*(row(step, 3000 + step) for step in (5, 6)))  # one more at 5, which the run has not had before
     journal.close()  # another kill
-    again = BothSides(journal.folder)
-    send(again, store)
-    again.close()
+    later = BothSides(journal.folder)
+    send(later, store)
+    later.close()
     assert values(store.run, "a") == [(step, float(step)) for step in (0, 1, 2, 3, 4, 5, 5, 6)]
     assert values(store.run, "b") == [(step, 1.0) for step in (3, 4, 5)]
     assert {point.timestamp for point in store.run["points"] if point.step == 4 and point.name == "a"} == {1004}
@@ -179,10 +148,8 @@ def test_resumed_rows_are_not_doubled(journal, store):
 def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_too(journal, store, monkeypatch):
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("rl8x.tracking.sender.replace_synced", lambda *_: raises(full))
-    for op in (row(4), RESUME, {**row(5), "t": 2005}):
-        journal.append(op)
-    sender = send(journal, store)
-    journal.append({**row(5), "t": 2006})  # one more at that step, which the run has not had before
+    sender = send(journal, store, row(4), resume(), row(5, 2005))
+    journal.append(row(5, 2006))  # one more at that step, which the run has not had before
     store.down = True
     with pytest.raises(StoreDownError):
         sender.send_some()
@@ -201,45 +168,13 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch
     assert (len(store.run["points"]), len(asked), journal.ack.run_name) == (5, 3, None)
 
 
-def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(journal, store):
-    for time, value in enumerate((1.0, 2.0)):
-        journal.append({**row(7, **{TOTAL: value}), "t": 100 + time})
-    send(journal, store)
-    journal.append({**RESUME, "t": 200})
-    sender = send(journal, store)
-    for time, value in enumerate((1.0, 2.0, 3.0)):
-        journal.append({**row(7, **{TOTAL: value}), "t": 300 + time})
-    store.lose_answers = 1  # the third point arrives, but not the answer: all are read again
-    with pytest.raises(StoreDownError):
-        sender.send_some()
-    sender.send_some()
-    assert values(store.run, TOTAL) == [(7, 1.0), (7, 2.0), (7, 3.0)]
-
-
 def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the_status(journal, store):
-    journal.append(row(7))
-    journal.append({"op": "finish", "status": "FAILED", "t": 5})
-    journal.append({**RESUME, "repeats": False, "keeps_status": True})
-    journal.append({**row(7), "t": 2000})
-    send(journal, store)
-    assert len(values(store.run, "a")) == 2
-    assert store.run["status"] == "FAILED"
-    assert journal.ack.finished  # where the process ends here, `rl8x sync` leaves the status alone
-    journal.append({"op": "finish", "status": None, "t": 7})
-    send(journal, store)
-    assert store.run["status"] == "FAILED"
-
-
-def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
-    mine = store.create_run(NewRun("other", "e", None, None, 1), {})
-    journal = BothSides(tmp_path, header(run_id=mine, owns=False))
-    journal.append(row(1))
-    journal.append({"op": "finish", "status": "FAILED", "t": 5})
-    send(journal, store)
-    journal.close()
-    assert store.run["status"] == "RUNNING"
-    assert store.run["tags"] == {"rl8x.status": "FAILED"}
-    assert values(store.run, "a") == [(1, 1.0)]
+    ops = [row(7), finish("FAILED", 5), resume(repeats=False, keeps_status=True), row(7, 2000)]
+    for more in (ops, [finish(None, 7)]):
+        send(journal, store, *more)
+        assert len(values(store.run, "a")) == 2
+        assert store.run["status"] == "FAILED"
+        assert journal.ack.finished  # where the process ends here, `rl8x sync` leaves the status alone
 
 
 @pytest.mark.parametrize(
@@ -257,16 +192,14 @@ def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(
     journal, store, monkeypatch, name, is_free, is_default, called
 ):
     text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
-    journal.append({"op": "describe", "text": text, "folder": "'/a b/1'"})
     monkeypatch.setattr(store, "run_name", lambda run_id: (name, is_free))
-    Sender(journal, store, is_default=is_default).send_all()
+    send(journal, store, {"op": "describe", "text": text, "folder": "'/a b/1'"}, is_default=is_default)
     described = f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
     assert store.run["tags"]["mlflow.note.content"] == described
 
 
 def describe(journal, store, text):
-    journal.append({"op": "describe", "text": text})
-    send(journal, store)
+    send(journal, store, {"op": "describe", "text": text})
     return store.run["tags"].get("mlflow.note.content")
 
 
@@ -274,7 +207,7 @@ def test_a_description_is_renewed_until_the_user_writes_another(journal, store):
     assert describe(journal, store, "running") == "running"
     assert describe(journal, store, "x" * 9000) == "x" * 8000
     assert describe(journal, store, "ended") == "ended"
-    journal.append({"op": "tags", "tags": {"mlflow.note.content": "ended, and it was good"}})  # or at the start
+    journal.append(tags(**{"mlflow.note.content": "ended, and it was good"}))  # or at the start
     assert describe(journal, store, "resumed") == "ended, and it was good"
     store.run["tags"]["mlflow.note.content"] = ""  # as MLflow's page leaves it where the text is deleted
     assert describe(journal, store, "resumed") == "resumed"
@@ -289,19 +222,17 @@ def test_a_description_whose_answer_was_lost_is_sent_again(journal, store):
     assert describe(journal, store, "ended") == "ended"
 
 
-RESUME = {"op": "resume", "t": 6, "repeats": True, "keeps_status": False}
-KILLED = {"op": "finish", "status": "KILLED", "t": 3}
-NAMES = {"op": "params", "params": {"p0": "0", "p1": "1"}}
+P0_AND_P1 = {"p0": "0", "p1": "1"}
 BAD_ENTRIES = {  # an entry, and the calls that fail
     "the run's name 'n'": (None, lambda call, what: "mlflow.runName" in what or "n" in what),
     "the experiment 'e'": (None, lambda call, what: call == "create_run" and what.experiment == "e"),
-    "the param 'p1'": (NAMES, lambda call, what: "p1" in what),
-    "the tag 'p1'": ({"op": "tags", "tags": NAMES["params"]}, lambda call, what: "p1" in what),
-    "the metric 'b'": (row(0, a=0.0, b=5.0), lambda call, what: call == "log_points" and "b" in str(what)),
+    "the param 'p1'": (params(**P0_AND_P1), lambda call, what: "p1" in what),
+    "the tag 'p1'": (tags(**P0_AND_P1), lambda call, what: "p1" in what),
+    "the metric 'b'": (row(0, 1000, a=0.0, b=5.0), lambda call, what: call == "log_points" and "b" in str(what)),
     "an entry of the kind 'describe'": ({"op": "describe", "text": "d"}, lambda call, what: "rl8x.description" in what),
-    "the text 'x.txt'": ({"op": "text", "to": "x.txt", "text": "t"}, lambda call, what: call == "log_text"),
-    "an entry of the kind 'resume'": (RESUME, lambda call, what: what == "RUNNING"),
-    "an entry of the kind 'finish'": (KILLED, lambda call, what: what == "KILLED"),
+    "the text 'notes/x.txt'": (TEXT, lambda call, what: call == "log_text"),
+    "an entry of the kind 'resume'": (resume(), lambda call, what: what == "RUNNING"),
+    "an entry of the kind 'finish'": (finish("KILLED"), lambda call, what: what == "KILLED"),
 }
 
 
@@ -311,12 +242,8 @@ def test_an_entry_of_any_kind_that_is_not_taken_holds_nothing_up(what, error, jo
     op, is_bad = BAD_ENTRIES[what]
     if op is None and error is not StoreRefusedError:
         return  # without a run nothing can be sent: that is an outage
-    journal.append(row(0))
-    if op is not None:
-        journal.append(op)
-    for step in range(3):
-        journal.append({**row(step), "t": 2000 + step})
-    journal.append({"op": "tags", "tags": {"after": "yes"}})
+    journal.append(row(0), *([] if op is None else [op]), *(row(step, 2000 + step) for step in range(3)))
+    journal.append(tags(after="yes"))
     store.fails = lambda call, content: error("no") if is_bad(call, content) else None
     sender = Sender(journal, store)
     sender.send_all()
@@ -350,22 +277,17 @@ def test_one_bad_param_or_tag_takes_no_other_with_it_and_is_sent_when_it_can_be(
 
 def test_what_was_set_aside_does_not_undo_what_came_later(journal, store):
     store.fails = lambda call, content: StoreRefusedError("no") if content == "KILLED" or "1" in content else None
-    journal.append({"op": "tags", "tags": {"1": "old"}})
-    journal.append({"op": "finish", "status": "KILLED", "t": 3})
+    journal.append({"op": "tags", "tags": {"1": "old"}}, finish("KILLED", 3))
     Sender(journal, store).send_all()
     assert len(journal.rejected) == 2
     assert journal.ack.finished
     store.fails = lambda call, content: None
-    journal.append({**RESUME, "repeats": False})
-    journal.append({"op": "tags", "tags": {"1": "new"}})
-    journal.append({"op": "finish", "status": "FINISHED", "t": 9})
+    journal.append(resume(repeats=False), {"op": "tags", "tags": {"1": "new"}}, finish("FINISHED"))
     Sender(journal, store).send_all()
     assert (store.run["status"], store.run["tags"]["1"], len(journal.rejected)) == ("FINISHED", "new", 0)
 
 
 def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_at_fault_is_sent_alone(journal, store):
-    for step in range(8):
-        journal.append(row(step))
     sizes, refusals = [], iter([True] * 5 + [False])
 
     def refuses(call, points):
@@ -374,7 +296,7 @@ def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_a
         return StoreRefusedError("no") if call == "log_points" and points[0].step <= 3 <= points[-1].step else None
 
     store.fails = lambda call, content: error if (error := refuses(call, content)) and next(refusals) else None
-    send(journal, store)
+    send(journal, store, *map(row, range(8)))
     assert sizes == [8, 4, 2, 2, 1, 1, 1, 1, 4]
     assert len(values(store.run, "a")) == 8
     assert not journal.rejected
@@ -383,9 +305,7 @@ def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_a
 @pytest.mark.parametrize("error", [StoreDownError, StoreRefusedError])
 def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store, error):
     """As behind a proxy that answers 400 to every POST for a while."""
-    for step in range(3):
-        journal.append(row(step))
-    Sender(journal, store).send_some()
+    send(journal, store, *map(row, range(3)))
     journal.append(row(3))
     writes = ("log_points", "set_tags", "log_params", "set_status")
     store.fails = lambda call, content: error("400") if call in writes else None
@@ -404,9 +324,7 @@ def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(jour
 
 
 def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(journal, store):
-    journal.append({"op": "params", "params": {"big": "x" * 7000, "small": "1"}})
-    journal.append(row(1))
-    journal.append({"op": "params", "params": {"big": "x" * 7000}})
+    journal.append(params(big="x" * 7000, small="1"), row(1), params(big="x" * 7000))
     store.fails = lambda call, content: StoreDownError("no bucket") if call == "log_text" else None
     sender = Sender(journal, store)
     with pytest.raises(NotNowError, match="no bucket"):
@@ -423,14 +341,9 @@ def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(jou
     assert not journal.rejected
 
 
-CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "transitions"}
-SAMPLE = (63_500, {"system/cpu_utilization_percentage": 12.5})
-
-
 def test_learning_curves_and_samples_wait_for_a_store_that_is_away(journal, store):
     store.down = True
-    for op in (row(0), CURVES, {"op": "finish", "status": "FINISHED", "t": 70_000}):
-        journal.append(op)
+    journal.append(row(0), CURVES, finish("FINISHED", 70_000))
     sender = Sender(journal, store)
     sender.samples.append(SAMPLE)
     with pytest.raises(StoreDownError):
@@ -446,24 +359,18 @@ def test_learning_curves_and_samples_wait_for_a_store_that_is_away(journal, stor
 
 
 def test_the_picture_of_a_run_that_went_on_elsewhere_stays(journal, store):
-    journal.append(row(1))
-    send(journal, store)
+    send(journal, store, row(1))
     store.run.update(status="FINISHED", end_time=10**9)
-    journal.append(CURVES)
-    send(journal, store, late=True)
+    send(journal, store, CURVES, late=True)
     assert store.run["curves"] == []
-
-
-TOTAL = "losses/total"
 
 
 def goes_back(journal, store, first, then):
     """Send rows of the steps of `first`, a resume, and rows of the steps of `then`: values by step."""
-    for time, rows in ((1000, first), (2000, then)):
+    for t, rows in ((1000, first), (2000, then)):
         for step, value in rows.items():
-            journal.append({**row(step, **{TOTAL: value, "profiling/step_ms": float(time + step)}), "t": time + step})
-        journal.append({"op": "finish", "status": "FINISHED", "t": time + 100})
-        journal.append({**RESUME, "t": time + 200})
+            journal.append(row(step, t + step, **{TOTAL: value, "profiling/step_ms": float(t + step)}))
+        journal.append(finish("FINISHED", t + 100), resume(t + 200))
     send(journal, store)
     left = left_behind(store.run["tags"])
     counted = [p for p in store.run["points"] if not any(each.has(p.name, p.step, p.timestamp) for each in left)]
@@ -482,17 +389,14 @@ def test_a_run_that_goes_back_and_comes_to_other_values_leaves_the_old_ones_behi
     assert found["profiling/step_ms"] == [(1, 1001.0), (2, 1002.0), (3, 1003.0), (4, 2004.0), (5, 2005.0)]
     description = store.run["tags"]["mlflow.note.content"]
     assert description.startswith("PPO on CartPole\n\nWent back on 1970-01-01 00:00:01 UTC: points from step 4 on")
-    journal.append({"op": "describe", "text": "PPO, at its end"})
-    send(journal, store)
-    assert store.run["tags"]["mlflow.note.content"] == description.replace("PPO on CartPole", "PPO, at its end")
+    assert describe(journal, store, "PPO, at its end") == description.replace("PPO on CartPole", "PPO, at its end")
 
 
 def test_what_an_older_process_sends_late_is_no_other_course(journal, store, tmp_path):
     goes_back(journal, store, {1: 1.0}, {1: 1.0, 2: 2.0})
     older = BothSides(tmp_path / "other", header(run_id="run0"))
-    older.append({**row(2, **{TOTAL: 9.0}), "t": 1500})
     store.run["tags"]["rl8x.journal"] = "of another process"
-    send(older, store, late=True)
+    send(older, store, row(2, 1500, **{TOTAL: 9.0}), late=True)
     older.close()
     assert values(store.run, TOTAL) == [(1, 1.0), (2, 2.0)]
     assert left_behind(store.run["tags"]) == []
@@ -501,11 +405,9 @@ def test_what_an_older_process_sends_late_is_no_other_course(journal, store, tmp
 @pytest.mark.parametrize("lost", [None, 1000, 2])  # as many points in a call that fails at first
 def test_what_came_again_at_the_step_that_is_left_stays(lost, journal, store):
     """The training of the step is as it was, and an evaluation after it is not."""
-    for time, value in ((1000, 1.0), (2000, 2.0)):
-        for at, metrics in ((1, {TOTAL: 0.5, "a": 5.0}), (1, {"eval/returns/mean": value}), (2, {TOTAL: value})):
-            journal.append({**row(at, **metrics), "t": time + at})
-        if time == 1000:
-            journal.append({**RESUME, "t": 1500})
+    for t, value in ((1000, 1.0), (2000, 2.0)):
+        journal.append(row(1, t + 1, **{TOTAL: 0.5, "a": 5.0}), row(1, t + 1, **{"eval/returns/mean": value}))
+        journal.append(row(2, t + 2, **{TOTAL: value}), *([resume(1500)] if t == 1000 else []))
     if lost:
         store.most_points = lost  # with 2 a batch ends at the row that is of another course
 

@@ -18,7 +18,6 @@ from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
 
-_CONNECT = sqlite3.connect
 SPEC = NewRun("abc", "e", None, "n", 1234)
 
 
@@ -76,21 +75,6 @@ def test_a_database_has_what_mlflow_alone_would_have_written(store, mlruns, mlfl
         assert rows_of(mlruns / "mlflow.db", ours) == rows_of(mlruns / "mlflow.db", theirs)
 
     check()
-
-
-def test_mlflow_takes_all_where_the_tables_are_not_known(store, mlruns, monkeypatch):
-    run_id = store.create_run(SPEC)
-    store.log_points(run_id, [Point("a", 1.0, 1, 1)])
-    with monkeypatch.context() as patch:
-        patch.setattr(sqlite3, "connect", _another_schema)
-        store.log_points(run_id, [Point("a", 2.0, 2, 2), Point("a", 3.0, 3, 3)])
-    assert {row[:2] for row in rows_of(mlruns / "mlflow.db", run_id)[0]} == {("a", 1.0), ("a", 2.0), ("a", 3.0)}
-
-
-def _another_schema(*args, **kwargs):
-    if kwargs.get("uri"):
-        raise sqlite3.OperationalError("no such table: latest_metrics")
-    return _CONNECT(*args, **kwargs)
 
 
 def test_nothing_is_written_of_a_run_that_is_deleted(store, mlruns):
