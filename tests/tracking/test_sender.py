@@ -168,6 +168,17 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch
     assert (len(store.run["points"]), len(asked), journal.ack.run_name) == (5, 3, None)
 
 
+def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(journal, store):
+    send(journal, store, *(row(7, 100 + time, **{TOTAL: value}) for time, value in enumerate((1.0, 2.0))))
+    sender = send(journal, store, resume(200))
+    journal.append(*(row(7, 300 + time, **{TOTAL: value}) for time, value in enumerate((1.0, 2.0, 3.0))))
+    store.lose_answers = 1  # the third point arrives, but not the answer: all are read again
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    sender.send_some()
+    assert values(store.run, TOTAL) == [(7, 1.0), (7, 2.0), (7, 3.0)]
+
+
 def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the_status(journal, store):
     ops = [row(7), finish("FAILED", 5), resume(repeats=False, keeps_status=True), row(7, 2000)]
     for more in (ops, [finish(None, 7)]):
