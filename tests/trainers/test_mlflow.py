@@ -1,9 +1,5 @@
 """A whole run, read back with MLflow's own client and compared with what the trainer said."""
 
-import gc
-import time
-from pathlib import Path
-
 import pytest
 
 from rl8x.algorithms import PPOConfig
@@ -68,40 +64,6 @@ def test_a_run_has_a_description_of_the_users_if_any_and_its_run_file(mlruns, ml
     spec = RunSpec.from_file(mlflow_client.download_artifacts(runs[0], "run.yaml", str(tmp_path)))
     assert spec.run.env_config == {"length": 0.7}
     assert spec.algorithm.algorithm_config == OPTIONS | {"sgd_minibatch_size": 32}  # which fits 4 * 8
-
-
-def store_processes():
-    """List the processes of this one that talk to MLflow and have not ended."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    commands = [Path(f"/proc/{pid}/cmdline") for task in tasks for pid in task.read_text().split()]
-    return [file for file in commands if file.exists() and b"tracking.shipper" in file.read_bytes()]
-
-
-@pytest.mark.long
-@pytest.mark.store_process
-def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when_they_are_collected(
-    mlruns, mlflow_client
-):
-    trainers = [Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker()) for _ in range(5)]
-    for trainer in trainers:
-        for _ in range(3):
-            trainer.step()
-    for trainer in trainers:
-        assert trainer.tracker.flush(60)
-    assert len(store_processes()) == 1
-    run_ids = [trainer.tracker.run_id for trainer in trainers]
-    spools = [trainer.tracker.spool_folder for trainer in trainers]
-    trainer = trainers = None
-    gc.collect()
-    end = time.monotonic() + 120
-    while store_processes() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert store_processes() == []
-    for run_id, spool in zip(run_ids, spools, strict=True):
-        assert mlflow_client.get_run(run_id).info.status == "FINISHED"
-        steps = [point.step for point in mlflow_client.get_metric_history(run_id, "algorithm/steps")]
-        assert steps == [32, 64, 96]
-        assert not spool.exists()
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])

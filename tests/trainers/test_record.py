@@ -336,33 +336,3 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
     late = Trainer.resume(tmp_path)
     run(late, max_steps=1)  # it is beyond that already
     assert late.ending[-1].endswith(", N above 2")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
-def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool_dir, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    intercepted(monkeypatch, no_answer)
-    server = "http://127.0.0.1:9"
-    trainer = make(trainer={"tracker": tracker(tracking_uri=server, spool_dir=spool_dir)})
-    run(trainer, max_steps=2)
-    _, sync, resume = trainer.ending
-    folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
-    assert sync == f"to send what waits in {folder}: rl8x sync {folder} --to {server}"
-    assert main(command(sync)) == 1
-    told = capfd.readouterr().out
-    assert "Connection" in told
-    assert "--yes" not in told
-    assert main(["sync", folder]) == 1
-    assert f"it names the store {server}, which you have not" in capfd.readouterr().out
-    assert main(["sync", folder, "--yes"]) == 1
-    assert "Connection" in capfd.readouterr().out
-    if spool_dir is None:
-        words = command(resume)
-        assert "--trust" in words
-        assert main([*words, "--progress", "none"]) == 0
-        words.remove("--trust")
-        assert main([*words, "--progress", "none"]) == 2
-        assert f"it names the store {server}, which you have not: `--trust`" in capfd.readouterr().err
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-        assert main([*words, "--max-steps", "5", "--progress", "none"]) == 0

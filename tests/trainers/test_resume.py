@@ -10,7 +10,7 @@ import torch
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, as_condition
@@ -158,29 +158,6 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
     assert run(Trainer.resume(tmp_path, tracker=first.tracker), max_steps=2).stop_reason == "max_steps=3"
     third = Trainer.resume(tmp_path, tracker=first.tracker)
     assert run(third, max_steps=None, stop_conditions=[HitsUpperBound(keys.STEPS, 5)])[keys.STEPS] == 5
-
-
-def measures(values):
-    def callback(trainer, stats):
-        return {"mine": values[int(stats[keys.STEPS]) - 1]}
-
-    callback.metric_names = ["mine"]
-    return callback
-
-
-def test_who_goes_back_to_an_older_checkpoint_has_the_best_of_then(tmp_path):
-    every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
-    run(make(trainer={"checkpoints": every, "callbacks": [measures([1, 2, 9, 3])]}), max_steps=4)
-    second = Trainer.resume(
-        listed(tmp_path)[2],
-        tracker=NullTracker(),
-        callbacks=[measures([1, 2, 1, 1, 1])],
-        checkpoints=Checkpoints(tmp_path, keep=1, best="mine"),
-    )
-    run(second, max_steps=5)
-    assert second.checkpoints.best["value"] == 2
-    assert second.checkpoints.best_path == listed(tmp_path)[0]
-    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-5"]
 
 
 def test_callbacks_that_are_not_given_again_are_told_of_once(tmp_path):
@@ -642,16 +619,6 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
     )
     assert "points from step 128 on that are older are of a course" in own.tags["mlflow.note.content"]
     assert own.tags["mlflow.note.content"].count("Went back") == 1
-
-
-def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
-    first = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
-    run(first, max_steps=3)
-    newest = listed(tmp_path)[-1]
-    (newest / files.STATE).write_bytes((newest / files.STATE).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"state.pt does not have the digest .* good one is .*-step-2$"):
-        Trainer.resume(tmp_path, tracker=NullTracker())
-    assert Trainer.resume(tmp_path, auto=True, tracker=NullTracker()).state[keys.STEPS] == 2
 
 
 def test_a_device_that_is_torchs_is_saved_as_its_name(tmp_path):

@@ -71,23 +71,6 @@ def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_ne
     assert (empty.rows, empty.tags) == ([], {})
 
 
-def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
-    whole = trained()
-    first = Trainer(
-        PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker(), num_eval_envs=2, checkpoints=tmp_path / "kept"
-    )
-    first.run(max_steps=2, steps_per_eval=1, progress="none")
-    second = Trainer.resume(tmp_path / "kept")
-    second.run(max_steps=4, progress="none")
-    assert second.tracker.run_id == first.tracker.run_id
-    assert second.record.results.courses == whole.record.results.courses
-    for name in ("eval/returns/mean", "episodes/returns/mean"):
-        resumed = [course[-1] for course in ends(mlflow_client, second, name)]
-        assert resumed == [course[-1] for course in ends(mlflow_client, whole, name)]
-    tags = [mlflow_client.get_run(each.tracker.run_id).data.tags["rl8x.result"] for each in (second, whole)]
-    assert tags[0] == tags[1]
-
-
 @pytest.mark.parametrize("resumes", [False, True])
 def test_an_evaluation_between_two_runs_counts_as_any_other(resumes, tmp_path):
     tracker = MemoryTracker()

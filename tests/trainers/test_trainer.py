@@ -325,11 +325,6 @@ def test_what_no_trainer_takes_is_told(env, option, value, message):
         make(env, trainer={option: value})
 
 
-def test_evaluations_are_where_they_are_asked_to_be():
-    assert make(trainer={"eval_env": False}).evaluator is None
-    assert make(CartPole, trainer={"eval_env": CartPole(7)}).evaluator.env.num_envs == 7
-
-
 # -- the state machine against a model
 
 
