@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.combinations.tasks import Simulator, Walk
 
-import rl8x
 from rl8x import NullTracker, PPOConfig, Trainer, distill, load_algorithm, trusted
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import CheckpointError, find, load_policy
@@ -70,27 +69,6 @@ def test_a_run_of_any_name_is_found_by_it(stored, tmp_path, mlflow_client):
         assert [run.id for run in compare(name).runs] == [run_id], name
         with pytest.raises(ValueError, match=r"has no artifact evaluations\.json"):  # it is found, and no study
             find_study(name)
-
-
-@pytest.mark.parametrize("name", ["ppo/seed0", "a folder"])
-def test_every_command_finds_it(name, stored, tmp_path, capsys):
-    _, rename = stored
-    (tmp_path / "a folder").mkdir()
-    rename(name)
-    assert type(rl8x.load_algorithm(name)).__name__ == "PPO"
-    for words in (
-        ["resume", name, "--max-steps", "2", "--progress", "none"],
-        ["train", "CartPole", *WORDS, "--max-steps", "3", "--resume", name, "--progress", "none"],
-        ["export", name],
-        ["play", name, "--max-steps", "3"],
-        ["collect", name, "--transitions", "8", "--output", "data"],
-        ["compare", name],
-        ["train", "CartPole", *WORDS, "--algorithm", "distillation", "--teacher", name, "--progress", "none"],
-    ):
-        assert main(words) == 0, (words, capsys.readouterr().err)
-    capsys.readouterr()
-    assert main(["report", name]) == 2
-    assert "it is no study's parent run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -303,12 +281,6 @@ def test_what_needs_an_environment_says_which_argument_gives_it(tmp_path, monkey
     pupil = distill("run", DistillationConfig(**ROLLOUT, **MLP), CartPole)
     taught = load_policy("run").state_dict()
     assert all(torch.equal(part, taught[name]) for name, part in pupil.teacher.state_dict().items())
-
-
-def test_a_run_plays_where_it_was_evaluated_if_nothing_says_where_it_was_trained(tmp_path, capsys):
-    train(PPOConfig(**ROLLOUT, **MLP).build(CartPole(4)), tmp_path, eval_env="CartPole")
-    assert main(["play", str(tmp_path), "--episodes", "2"]) == 0
-    assert "env_config  the defaults, as in the run's evaluations" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("env", [CartPole, lambda num_envs, **options: CartPole(num_envs, **options)])
