@@ -69,30 +69,6 @@ def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, cap
     assert "there is no run 'CartPol'" in capsys.readouterr().err
 
 
-def test_it_acts_under_the_env_config_of_the_training(run, capsys):
-    trained = {"length": {"uniform": [0.2, 0.3]}, "gravity": 12.0}
-    words = ["train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=other", "--eval-env", "false"]
-    assert main([*words, "model_config.hidden_sizes=[8]", f"env_config={trained}"]) == 0
-    from rl8x.trainers import Trainer
-
-    policy = Trainer.resume("other").algorithm.policy
-    for i, (extra, config, says) in enumerate(
-        (
-            ([], trained, "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training"),
-            (["env_config.gravity=5"], {**trained, "gravity": 5.0}, "gravity = 5.0, length = Uniform(0.2, 0.3)\n"),
-            (["env_config={}"], {}, "the defaults\n"),
-            (["--env", "CartPole"], {}, "the defaults\n"),
-        )
-    ):
-        capsys.readouterr()
-        assert main(["collect", "other", *extra, "--transitions", "60", "--output", f"data{i}", "--num-envs", "3"]) == 0
-        assert f"env_config  {says}" in capsys.readouterr().out
-        expected = record(policy, CartPole(3, seed=0), 60, seed=0, env_config=config).dataset
-        assert Dataset.load(f"data{i}").digest == expected.digest
-    assert main(["collect", run, "--transitions", "5", "--output", "defaults"]) == 0
-    assert "env_config  the defaults, as in the training" in capsys.readouterr().out
-
-
 @pytest.fixture
 def minari(tmp_path, monkeypatch):
     """The package Minari, with a folder of data sets of its own."""

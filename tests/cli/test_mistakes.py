@@ -73,7 +73,7 @@ train CartPole --resume nothing  ->  there is no run 'nothing'
 train nowhere_at_all.Env  ->  No module named 'nowhere_at_all'
 train rl8x.keys.COUNTERS  ->  An environment is a class, a factory
 train CartPole --tracking --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
-train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db  ->  runs cannot be kept in
+train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db --dry-run  ->  runs cannot be kept in
 train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
 train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file
 train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -20,19 +19,15 @@ SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of CartPole, of CartPole with a memory and random physics, of Gymnasium's, and of a data set."""
+    """Runs of CartPole, and of CartPole with a memory and random physics."""
     folder = tmp_path_factory.mktemp("play")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         plain, memory = ["model_config.hidden_sizes=[8]"], ["model=gru", "model_config.hidden_size=8", "seq_len=2"]
         memory += ["env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}"]
-        for name, env, words in (
-            ("runs", "CartPole", plain),
-            ("memory", "CartPole", memory),
-            ("trading", "AlgoTrading", plain),
-        ):
+        for name, words in (("runs", plain), ("memory", memory)):
             fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={name}", "seed=1"]
-            assert main(["train", env, *words, *SMALL, *fixed]) == 0
+            assert main(["train", "CartPole", *words, *SMALL, *fixed]) == 0
     return folder
 
 
@@ -47,10 +42,11 @@ def played(run, env, **options):
     return last
 
 
-def test_without_a_file_the_returns_are_printed(here, capsys):
-    assert main(["play", str(here / "runs"), "--episodes", "3"]) == 0
+@pytest.mark.parametrize("words", [[], ["--sample"]])
+def test_without_a_file_the_returns_are_printed(words, here, capsys):
+    assert main(["play", str(here / "runs"), "--episodes", "3", *words]) == 0
     out = capsys.readouterr().out
-    returns = played(here / "runs", CartPole(3, seed=0), env_config={}).returns
+    returns = played(here / "runs", CartPole(3, seed=0), env_config={}, deterministic=not words).returns
     shown = ", ".join(f"{value:.4g}" for value in returns)
     assert out.splitlines() == [
         "env_config  the defaults, as in the training",
@@ -90,23 +86,6 @@ def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, capsys
     config = {"length": [0.25, 0.5, 1.0] * 2, "force_mag": [5.0] * 3 + [20.0] * 3}
     last = played(here / "runs", CartPole(6, seed=0), env_config=config, max_steps=6)
     assert [float(line.split()[3]) for line in lines[2:8]] == last.returns.tolist()
-
-
-def test_masks_and_tasks_that_never_end_are_filmed_and_samples_differ(here, capsys):
-    for words in ([], ["--sample"]):
-        fixed = ["--max-steps", "4", "--copies", "2", "--output", "a.gif"]
-        assert main(["play", str(here / "trading"), *fixed, *words]) == 0
-        assert Image.open("a.gif").n_frames >= 4
-    assert "2 episodes of 2 had not ended" in capsys.readouterr().out
-
-
-def test_gymnasiums_environments_render(here, capsys, monkeypatch):
-    pytest.importorskip("pygame", reason="pygame is not installed, by which Gymnasium draws CartPole")
-    fixed = ["--max-steps", "1", "--eval-env", "false", "checkpoints.directory=gym", "model_config.hidden_sizes=[8]"]
-    assert main(["train", "CartPole-v1", *SMALL, *fixed]) == 0
-    assert main(["play", "gym", "--max-steps", "3", "--copies", "2", "--output", "gym.gif"]) == 0
-    image = np.asarray(Image.open("gym.gif").convert("RGB"))
-    assert image.shape == (400 + 20, 600 * 2 + 8, 3)
 
 
 class Noting(CartPole):

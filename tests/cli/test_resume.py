@@ -53,16 +53,6 @@ def test_an_evaluation_before_the_end_says_of_which_step_it_is(tmp_path, capsys)
     assert ended("resume", folder, "--max-steps", "6") == "the final policy"
 
 
-def test_waiting_for_evaluations_is_one_line_until_there_are_some(tmp_path, capsys):
-    train(tmp_path / "a", "--max-steps", "2")
-    capsys.readouterr()
-    words = ["resume", str(tmp_path / "a"), "--stop", "hits_upper_bound: [eval/returns/mean, 1]", "--progress", "none"]
-    assert main([*words, "--max-steps", "9"]) == 2
-    assert "give `steps_per_eval`" in capsys.readouterr().err
-    assert main([*words, "--max-steps", "9", "--steps-per-eval", "3"]) == 0
-    assert "stopped by HitsUpperBound('eval/returns/mean', 1)" in capsys.readouterr().out
-
-
 def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
     folder = tmp_path / "job"
     for _ in range(2):

@@ -33,12 +33,6 @@ def test_ui_of_runs_on_a_server_opens_its_own_page(monkeypatch, capsys):
     assert capsys.readouterr().out == "http://server/#/runs\n"
 
 
-def test_sync_of_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["sync"]) == 0
-    assert capsys.readouterr().out == "nothing to send\n"
-
-
 @pytest.mark.parametrize(("outcome", "code"), [("sent", 0), ("busy", 0), ("failed", 1)])
 def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, capsys, outcome, code):
     report = SyncReport([SpoolReport(tmp_path / "s1", outcome, "r1", 7)])

@@ -34,23 +34,6 @@ def test_training_by_options(capsys):
     assert re.fullmatch(evaluated, out[2])
 
 
-def test_training_from_a_run_file(tmp_path, capsys):
-    run = {
-        "env_cls": "CartPoleInfinite",
-        "env_config": {"length": {"uniform": [0.25, 1.0]}},
-        "algorithm_config": {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}},
-        "stop_conditions": [{"hits_upper_bound": ["env/steps", 48]}],
-        "tracking": False,
-        "progress": "none",
-    }
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps(run))  # JSON is YAML too
-    assert main(["train", "-f", str(path), "algorithm_config.horizon=8"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("stopped by HitsUpperBound('env/steps', 48)")
-    assert "2 steps, 64 transitions" in out  # 4 * 8 = 32 a step, so 48 are reached by the second
-
-
 def test_a_tracked_run_keeps_the_run_file_that_a_dry_run_prints(mlruns, mlflow_client, tmp_path, capsys):
     words = ["CartPole", *SMALL, "--tracking", "--max-steps", "1", "--lr", "3e-4", "env_config.length=0.7"]
     before = sorted(mlruns.parent.rglob("*"))
@@ -61,17 +44,6 @@ def test_a_tracked_run_keeps_the_run_file_that_a_dry_run_prints(mlruns, mlflow_c
     (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
     path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
     assert Path(path).read_text() == printed
-
-
-def test_a_dry_run_prints_a_run_file_that_means_the_same(tmp_path, capsys):
-    words = ["train", "CartPole", *SMALL, "--lr", "3e-5", "--horizon", "1e1", "--stop", "wall_time: 1m", "--seed", "3"]
-    assert main([*words, "--dry-run"]) == 0
-    path = tmp_path / "run.yaml"
-    path.write_text(capsys.readouterr().out)
-    run = RunSpec.from_file(path)
-    assert run.algorithm.algorithm_config == {"num_envs": 4, "horizon": 10, "device": "cpu", "lr": 3e-5, "seed": 3}
-    assert repr(run.run.conditions()) == "[WallTime('1m')]"
-    assert not run.trainer.tracking
 
 
 # -- putting a run together -----------------------------------------------------------------------------
@@ -116,16 +88,6 @@ def test_every_hyperparameter_and_run_key_has_an_option():
 
 
 # -- mistakes -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_store_that_cannot_be_made_is_refused_before_anything_is_made(dry, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("mlruns").write_text("")
-    assert main(["train", "CartPole", *SMALL, "--tracking", "--max-steps", "1", *dry]) == 2
-    says = f"runs cannot be kept in {tmp_path}/mlruns (Not a directory): change to a folder"
-    assert capsys.readouterr().err.startswith(f"rl8x: error: {says}")
-    assert [path.name for path in tmp_path.iterdir()] == ["mlruns"]
 
 
 def test_a_working_directory_that_is_gone(tmp_path, monkeypatch, capsys):
