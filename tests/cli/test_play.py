@@ -19,15 +19,19 @@ SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of CartPole, and of CartPole with a memory and random physics."""
+    """Runs of CartPole, of CartPole with a memory and random physics, and of a market with masks."""
     folder = tmp_path_factory.mktemp("play")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         plain, memory = ["model_config.hidden_sizes=[8]"], ["model=gru", "model_config.hidden_size=8", "seq_len=2"]
         memory += ["env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}"]
-        for name, words in (("runs", plain), ("memory", memory)):
+        for name, env, words in (
+            ("runs", "CartPole", plain),
+            ("memory", "CartPole", memory),
+            ("trading", "AlgoTrading", plain),
+        ):
             fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={name}", "seed=1"]
-            assert main(["train", "CartPole", *words, *SMALL, *fixed]) == 0
+            assert main(["train", env, *words, *SMALL, *fixed]) == 0
     return folder
 
 
@@ -40,6 +44,12 @@ def here(folder, tmp_path, monkeypatch):
 def played(run, env, **options):
     *_, last = play_episodes(load_algorithm(run).policy, env, **options)
     return last
+
+
+def test_masks_and_tasks_that_never_end_are_filmed(here, capsys):
+    assert main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", "--output", "a.gif"]) == 0
+    assert Image.open("a.gif").n_frames >= 4
+    assert "2 episodes of 2 had not ended" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[], ["--sample"]])

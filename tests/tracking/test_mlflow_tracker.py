@@ -3,6 +3,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import textwrap
 
 import pytest
 
-from rl8x.tracking import MLflowTracker, Tracker, TrackingError
+from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
 
 
 def tracker_of(tmp_path, **options):
@@ -19,6 +20,10 @@ def tracker_of(tmp_path, **options):
 
 def history(client, run_id, name):
     return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+
+
+def run_script(body, **options):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, **options)
 
 
 def test_a_whole_run(mlruns, mlflow_client, tmp_path, caplog):
@@ -123,6 +128,86 @@ def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, ml
         tracker.finish("FINISHED")
     assert history(mlflow_client, tracker.run_id, "result") == [(1, 2.0)]
     assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
+
+
+@pytest.mark.long
+def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        import os, signal, time
+        from rl8x.tracking import MLflowTracker, shipping
+        tracker = MLflowTracker(interval_s=0.05)
+        tracker.start(params={"lr": 0.1}, tags={})
+        for step in range(100):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        assert tracker.flush(240)
+        os.kill(shipping._shared.popen.pid, signal.SIGKILL)  # which would send the rest
+        shipping._started = lambda database: 1 / 0
+        for step in range(100, 400):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        print(tracker.resume_handle, flush=True)
+        time.sleep(60)
+        """,
+        cwd=tmp_path,
+    )
+    handle = process.stdout.readline().strip()
+    [folder] = (mlruns / "spool").iterdir()
+    busy = sync()
+    assert (busy.num_busy, busy.num_sent) == (1, 0)
+    assert f"in use by process {process.pid}" in busy.spools[0].message
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with open(folder / "journal.jsonl", "ab") as file:
+        file.write(b'{"op":"m","t":17')  # and the kill came in the middle of a line
+
+    report = sync()
+    assert report.num_sent == 1, report
+    assert not folder.exists()
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "KILLED"
+    assert history(mlflow_client, handle, "a") == [(step, step / 7) for step in range(400)]
+    assert str(sync()) == "nothing to send"
+
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={"lr": 0.1}, tags={}, resume=handle)
+    for step in range(350, 500):
+        tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "FINISHED"
+    for name, value in (("a", lambda step: step / 7), ("b", lambda step: 1.0)):
+        assert history(mlflow_client, handle, name) == [(step, value(step)) for step in range(500)]
+
+
+@pytest.mark.long
+def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        from rl8x.tracking import MLflowTracker
+        tracker = MLflowTracker(experiment_name="both", run_name="one", interval_s=0.0)
+        tracker.start(params={}, tags={})
+        assert tracker.flush(60)
+        print("started", flush=True)
+        for step in range(150):
+            tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+        print("ok" if tracker.flush(60) else "lost")
+        # no finish(): the end of the script is the end of the run
+        """,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline() == "started\n"
+    tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
+    tracker.start(params={}, tags={})
+    for step in range(150):
+        tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+    tracker.finish("FINISHED")
+    assert process.communicate(timeout=120)[0] == "ok\n"
+    runs = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("both").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        for name in ("m0", "m9"):
+            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]
 
 
 def test_a_store_of_an_unknown_kind_is_told_at_once(mlruns, tmp_path):
