@@ -26,11 +26,14 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 def test_the_space_picks_a_distribution():
-    assert type(make_distribution(None, spaces.Discrete(3))) is Categorical
-    assert type(make_distribution(None, BOX)) is Normal
-    assert type(make_distribution(None, spaces.MultiDiscrete([2, 3]))) is MultiCategorical
-    assert type(make_distribution(None, spaces.MultiBinary(3))) is Bernoulli
-    assert type(make_distribution(None, spaces.Dict({"a": BOX}))) is Composite
+    picked = {
+        Categorical: spaces.Discrete(3),
+        Normal: BOX,
+        MultiCategorical: spaces.MultiDiscrete([2, 3]),
+        Bernoulli: spaces.MultiBinary(3),
+        Composite: spaces.Dict({"a": BOX}),
+    }
+    assert [type(make_distribution(None, space)) for space in picked.values()] == [*picked]
     assert type(make_distribution(None, spaces.Tuple([BOX]))) is Composite
 
 
@@ -55,17 +58,11 @@ def leaves(tree):
 
 
 def everything(distribution, features, noise, mask=None):
+    """Actions, their log-probabilities, the mode and its, entropy, and divergence from itself."""
     params = distribution.from_features(features, mask)
-    actions, logp = distribution.sample(params, noise)
     mode = distribution.mode(params)
-    return (
-        actions,
-        logp,
-        mode,
-        distribution.logp(params, mode),
-        distribution.entropy(params),
-        distribution.kl(params, params),
-    )
+    scores = distribution.logp(params, mode), distribution.entropy(params), distribution.kl(params, params)
+    return (*distribution.sample(params, noise), mode, *scores)
 
 
 def test_every_built_in_distribution_is_among_the_cases_below():
@@ -198,35 +195,33 @@ def test_one_that_does_what_it_must_is_taken():
     assert (algorithm.policy.clips, build(flipped).policy.clips) == (False, True)
 
 
+def sampling(give):
+    return {"sample": lambda self, params, noise: give(noise)}
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"num_features": None}, "Mine.num_features must be a whole number, at least 0, .*; got None"),
-        ({"num_noise": -1}, "Mine.num_noise must be .*; got -1"),
-        ({"from_features": lambda self, features, mask=None: {}["a"]}, r"Mine.from_features raised KeyError: 'a'"),
+        ({"num_features": None}, r"\.num_features must be a whole number, at least 0, .*; got None"),
+        ({"num_noise": -1}, r"\.num_noise must be .*; got -1"),
+        ({"from_features": lambda self, features, mask=None: {}["a"]}, r"\.from_features raised KeyError: 'a'"),
+        (sampling(lambda noise: noise[..., :1]), r"\.sample must return actions and .*; got \[2, 1\] alone"),
+        (sampling(lambda noise: (noise, noise[..., 0])), r"actions \[..., \*action\], here \[2, 1\]; got \[2, 2\]"),
         (
-            {"sample": lambda self, params, noise: noise[..., :1]},
-            r"sample must return actions and .*; got \[2, 1\] alone",
+            sampling(lambda noise: (noise[..., :1], noise[..., :1])),
+            r"\.sample must return log-probabilities \[...\], here \[2\]; got \[2, 1\]",
         ),
-        (
-            {"sample": lambda self, params, noise: (noise, noise[..., 0])},
-            r"Mine.sample must return actions \[..., \*action\], here \[2, 1\]; got \[2, 2\]",
-        ),
-        (
-            {"sample": lambda self, params, noise: (noise[..., :1], noise[..., :1])},
-            r"Mine.sample must return log-probabilities \[...\], here \[2\]; got \[2, 1\]",
-        ),
-        ({"mode": lambda self, params: params[..., 0]}, r"Mine.mode must return actions .* here \[2, 1\]; got \[2\]"),
+        ({"mode": lambda self, params: params[..., 0]}, r"\.mode must return actions .* here \[2, 1\]; got \[2\]"),
         ({"logp": lambda self, params, actions: actions}, r"log-probabilities \[...\], here \[2\]; got \[2, 1\]"),
-        ({"entropy": lambda self, params: 0.0}, r"Mine.entropy must return entropies \[...\], here \[2\]; got float"),
+        ({"entropy": lambda self, params: 0.0}, r"\.entropy must return entropies \[...\], here \[2\]; got float"),
         (
-            {"sample": lambda self, params, noise: (noise[..., :1], noise[..., 0] + 5)},
-            "Mine.sample must return the log-probabilities that Mine.logp gives for the same actions",
+            sampling(lambda noise: (noise[..., :1], noise[..., 0] + 5)),
+            r"\.sample must return the log-probabilities that Mine.logp gives for the same actions",
         ),
     ],
 )
 def test_what_does_not_fit_is_named_before_training(parts, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"Mine.*{words}"):
         build(type("Mine", (Triangular,), parts))
 
 

@@ -13,8 +13,6 @@ from rl8x.envs import (
     BUILTIN,
     CartPole,
     DiscreteDummy,
-    GymnasiumEnv,
-    NumpyEnv,
     Pendulum,
 )
 from rl8x.envs.base import Env, Parameter
@@ -341,67 +339,6 @@ def test_the_program_key_tells_what_is_built_in():
     assert env.program_key == key  # so are values for each copy
     env.reset(config={"length": Uniform(0.2, 0.8)})
     assert env.program_key != key
-
-
-FEW = type("Few", (CartPole,), {"max_num_envs": 4})
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: CartPole("8"), TypeError, "CartPole: num_envs must be a whole number; got '8'"),
-        (lambda: CartPole(0), ValueError, "num_envs must be at least 1; got 0"),
-        (lambda: FEW(5), ValueError, "at least 1 and at most 4; got 5"),
-        (lambda: CartPole(1, time_limit=2.5), TypeError, r"CartPole: time_limit must be a whole number; got 2\.5"),
-        (lambda: CartPole(1, time_limit=True), TypeError, "CartPole: time_limit must be a whole number; got True"),
-        (lambda: CartPole(1, time_limit=0), ValueError, "time_limit must be at least 1 or None; got 0"),
-        (lambda: CartPole(1).reset(seed=0.5), TypeError, r"CartPole: seed must be a whole number; got 0\.5"),
-        (lambda: CartPole(1).step(torch.tensor([0])), RuntimeError, "call reset"),
-        (lambda: GymnasiumEnv("CartPole-v1", 1, time_limit=0), ValueError, "GymnasiumEnv: time_limit must be at least"),
-        (lambda: NumpyEnv("CartPole"), TypeError, "NumpyEnv: `env` must be an rl8x Env"),
-        (lambda: Parameter(default=2.0, low=0.0, high=1.0), ValueError, "default must lie in its bounds"),
-        (lambda: Parameter(default="1", low=0.0, high=1.0), TypeError, "a parameter's `default` must be a number; got"),
-        (lambda: type("Bare", (Env,), {})(1), TypeError, "Bare: declare `single_observation_space`, .*; got None"),
-        *[
-            (
-                lambda wrong=wrong: type("Wrong", (Countdown,), {"parameters": wrong})(2),
-                TypeError,
-                rf"^Wrong: declare `parameters` as \{{name: rl8x.Parameter\(.*; got {got}\.$",
-            )
-            for wrong, got in (
-                ({"a": 1.0}, r"\{'a': 1.0\}"),
-                ({"most": Countdown.parameters["most"], "a": (1, 0, 2)}, r"\{'a': \(1, 0, 2\)\}"),
-                ({"a": None}, r"\{'a': None\}"),
-                ({1: Countdown.parameters["most"]}, r"\{1: Parameter\(.*\)\}"),
-                ([1.0], r"\[1.0\]"),
-                (None, "None"),
-            )
-        ],
-    ],
-)
-def test_what_is_none_is_told(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("env", "actions", "message"),
-    [
-        (CartPole(4), torch.tensor([1]), r"actions must be shaped \[4\]; got \[1\]"),
-        (CartPole(4), torch.tensor(1), r"actions must be shaped \[4\]; got \[\]"),
-        (Pendulum(3), torch.zeros(3), r"actions must be shaped \[3, 1\]; got \[3\]"),
-        (CartPole(2), None, "actions must be numbers; got None"),
-        (Pendulum(2), [[0.5], [0.5, 0.5]], r"actions must be numbers; got \[\[0\.5\], \[0\.5, 0\.5\]\]"),
-        (CartPole(1), {"push": torch.tensor([1])}, r"actions must be shaped \[1\]; got a dict"),
-        (CartPole(2), torch.tensor([0, 7]), r"CartPole: actions must be elements of Discrete\(2\); got 7"),
-        (CartPole(2), np.array([1, -1]), r"must be elements of Discrete\(2\); got -1"),
-        (DiscreteDummy(1), torch.tensor([np.nan]), r"must be elements of Discrete\(2\); got nan"),
-    ],
-)
-def test_actions_that_are_not_one_of_the_space_for_each_copy_are_refused(env, actions, message):
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=message):
-        env.step(actions)
 
 
 @pytest.mark.parametrize(

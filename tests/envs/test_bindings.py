@@ -182,39 +182,6 @@ def test_paths_lead_to_elements_and_whole_arrays():
         env.reset(config={"count": 2.5})
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"l": "lenght"}, r"parameters\['l'\]: CartPoleEnv has no 'lenght' .* Did you mean 'length'"),
-        ({"l": "kinematics_integrator"}, "must be a number or an array; it is 'euler'"),
-        ({"l": "length..x"}, r"parameters\['l'\]: a path looks like"),
-        ({"l": 3}, "must be one of Attribute, ModelField, Scale, Function, or its plain form; got 3"),
-        ({"l": {"attribut": "x"}}, "must have one of the keys attribute, model_field, scale; got"),
-        ({"l": {"attribute": "length", "lowest": 1}}, "'attribute' does not take that"),
-        ({"pole": derived("length")}, r"set by the function set_value, .* use Function\(set_value, default=...\)"),
-        ({"l": Attribute("length", low=0.6)}, "default must lie in its bounds; got 0.5"),
-        ({"l": "state"}, "must be a number or an array"),
-        ({"m": ModelField("body_mass")}, "CartPoleEnv has no MuJoCo model"),
-    ],
-)
-def test_what_cannot_be_set_is_told(parameters, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        GymnasiumEnv("CartPole-v1", 2, parameters=parameters)
-    assert "\n" not in str(caught.value)
-
-
-def test_values_are_checked_as_those_of_built_in_environments():
-    env = GymnasiumEnv(
-        "CartPole-v1", 2, parameters={"length": Attribute("length", high=2.0, unit="m"), "push": "force_mag"}
-    )
-    with pytest.raises(ValueError, match=r"env_config\['length'\] must be in \[0, 2\] m; got 3"):
-        env.reset(config={"length": 3.0})
-    with pytest.raises(ValueError, match=r"no parameter 'lenght'\. Did you mean 'length'"):
-        env.reset(config={"lenght": 1.0})
-    with pytest.raises(ValueError, match=r"must be in \[0, inf\]; got -1"):
-        env.reset(config={"push": -1.0})
-
-
 def test_a_reset_that_sets_the_attribute_itself_is_told():
     class Stubborn(Echo):
         def reset(self, **kwargs):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl8x.envs import CartPole, Parameter
-from rl8x.envs.cells import check_test, inside, make_cells, num_cells, support
+from rl8x.envs.cells import inside, make_cells, num_cells, support
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
 
 PARAMETERS = {
@@ -43,49 +43,6 @@ def test_a_sample_is_drawn_from_its_distributions_and_repeats():
     again, other = make_cells(test, 4_000, 3), make_cells(test, 4_000, 4)
     assert (again["length"] == cells["length"]).all()
     assert (other["length"] != cells["length"]).any()
-
-
-@pytest.mark.parametrize("test", [{}, [0.5], None])
-def test_a_test_without_parameters_is_told_what_to_give(test):
-    with pytest.raises(
-        ValueError, match=r"`test` must give values to one parameter .*; got (\{\}|\[0.5\]|None)\. `rl8x envs"
-    ):
-        make_cells(test, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("test", "count", "message"),
-    [
-        ({"length": []}, None, r"test\['length'\] has no values"),
-        ({"length": {"linspace": [0, 1, 0]}}, None, "no cell"),
-        ({"length": {"linspace": [1, 0, 3]}}, None, "low < high"),
-        ({"length": {"geomspace": [0, 1, 3]}}, None, "low > 0"),
-        ({"length": {"linspace": [0, 1]}}, None, r"takes \[low, high, count\]"),
-        ({"length": {"linspce": [0, 1, 3]}}, None, "Did you mean 'linspace'"),
-        ({"length": {"grid": [0, 1]}}, None, "must be a list of numbers"),
-        ({"length": [1, 1]}, None, "twice"),
-        ({"length": ["a"]}, None, "finite numbers"),
-        ({"length": [float("nan")]}, None, "finite numbers"),
-        ({"length": {"uniform": [0, 1]}}, None, "say by `test_cells`"),
-        ({"length": {"uniform": [0, 1]}, "gravity": [1, 2]}, 5, "list them all"),
-        ({"length": [1, 2]}, 5, "samples"),
-        ({"length": {"uniform": [1, 0]}}, 5, "`low` must not exceed"),
-        ({"length": {"linspace": [0, 1, 1e12]}}, None, "1,000,000,000,000 values are too many"),
-        ({"length": {"linspace": [0, 1, 400]}, "gravity": {"linspace": [0, 1, 400]}}, None, "160,000 cells"),
-    ],
-)
-def test_what_is_no_test_is_refused(test, count, message):
-    with pytest.raises(ValueError, match=message):
-        make_cells(test, count, 0)
-
-
-def test_parameters_that_are_not_there_or_out_of_bounds_are_refused():
-    for cells, message in (
-        ({"lenght": np.array([1.0])}, r"^CartPole: test has no parameter 'lenght'.*Did you mean 'length'"),
-        ({"length": np.array([1.0, -1.0])}, r"^CartPole: test\['length'\] must be in"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_test(CartPole(1), cells, 1, name="CartPole")
 
 
 CELLS = make_cells({"length": [0.25, 0.5, 0.7, 1.0], "gravity": [9.8, 20.0]}, None, 0)

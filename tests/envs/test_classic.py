@@ -30,6 +30,10 @@ def uniform(rng, *spread):
     return rng.uniform(-1, 1, (NUM_STATES, len(spread))) * spread
 
 
+def within(*spread):
+    return lambda rng: uniform(rng, *spread)
+
+
 def in_the_valley(goal):
     """Anywhere on the slope; a part of them at the wall and a part at the goal."""
 
@@ -71,51 +75,19 @@ def continuous(reach):
 
 NEAR = {name: (0.8 * p.default, 1.2 * p.default) for name, p in Acrobot.parameters.items() if name != "gravity"}
 POLE = {"gravity": (1, 20), "masscart": (0.5, 3), "masspole": (0.05, 1), "length": (0.2, 2), "force_mag": (5, 20)}
-# Faster links multiply float32's rounding beyond 1e-5 within one step: the square of a speed enters.
+POLE |= {"tau": (0.005, 0.04)}
+PENDULUM = {"g": (1, 20), "m": (0.5, 3), "l": (0.5, 3), "dt": (0.01, 0.1)}
+CAR = {"goal_velocity": (0, 0.05), "force": (0.0005, 0.005), "gravity": (0.001, 0.005)}
+POWERED = {"goal_velocity": (0, 0.05), "power": (0.0005, 0.005)}
+OF_CAR, TURN = ("position", "velocity"), math.pi
+CONTINUOUS_CAR = "MountainCarContinuous-v0"
 TASKS = [
-    Task(
-        CartPole,
-        "CartPole-v1",
-        lambda rng: uniform(rng, 3, 3, 0.25, 3),
-        discrete(2),
-        (200, 800),
-        POLE | {"tau": (0.005, 0.04)},
-    ),
-    Task(
-        Acrobot,
-        "Acrobot-v1",
-        lambda rng: uniform(rng, math.pi, math.pi, 2, 2),
-        discrete(3),
-        (50, 800),
-        NEAR | {"dt": (0.16, 0.2)},
-    ),
-    Task(
-        Pendulum,
-        "Pendulum-v1",
-        lambda rng: uniform(rng, math.pi, 8),
-        continuous(3),
-        (0, 0),
-        {"g": (1, 20), "m": (0.5, 3), "l": (0.5, 3), "dt": (0.01, 0.1)},
-        ("theta", "theta_dot"),
-    ),
-    Task(
-        MountainCar,
-        "MountainCar-v0",
-        in_the_valley(0.5),
-        discrete(3),
-        (50, 500),
-        {"goal_velocity": (0, 0.05), "force": (0.0005, 0.005), "gravity": (0.001, 0.005)},
-        ("position", "velocity"),
-    ),
-    Task(
-        MountainCarContinuous,
-        "MountainCarContinuous-v0",
-        in_the_valley(0.45),
-        continuous(1.5),
-        (50, 500),
-        {"goal_velocity": (0, 0.05), "power": (0.0005, 0.005)},
-        ("position", "velocity"),
-    ),
+    Task(CartPole, "CartPole-v1", within(3, 3, 0.25, 3), discrete(2), (200, 800), POLE),
+    # Faster links multiply float32's rounding beyond 1e-5 within one step: the square of a speed enters.
+    Task(Acrobot, "Acrobot-v1", within(TURN, TURN, 2, 2), discrete(3), (50, 800), NEAR | {"dt": (0.16, 0.2)}),
+    Task(Pendulum, "Pendulum-v1", within(TURN, 8), continuous(3), (0, 0), PENDULUM, ("theta", "theta_dot")),
+    Task(MountainCar, "MountainCar-v0", in_the_valley(0.5), discrete(3), (50, 500), CAR, OF_CAR),
+    Task(MountainCarContinuous, CONTINUOUS_CAR, in_the_valley(0.45), continuous(1.5), (50, 500), POWERED, OF_CAR),
 ]
 
 

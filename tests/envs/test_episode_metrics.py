@@ -82,11 +82,6 @@ def test_infos_of_any_kind_are_looked_through_for_what_was_meant():
     assert EpisodeMetrics(["paths"]).update({}, info, None, ALL) == {}
 
 
-def test_wrong_reductions_are_named():
-    with pytest.raises(ValueError, match=r"'lst' of 'x' in `metrics`.*last"):
-        EpisodeMetrics({"x": "lst"})
-
-
 class Goal(gymnasium.Env):
     """Episodes of 3 to 5 steps; success where the length is even; `effort` is the step's number; resets say so too."""
 

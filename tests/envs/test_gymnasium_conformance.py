@@ -174,8 +174,3 @@ def test_registration_by_a_vector_entry_point():
         env.close()
     finally:
         del gymnasium.registry["rl8x/CartPole-v0"]
-
-
-def test_one_seed_for_all_copies():
-    with pytest.raises(ValueError, match="one seed for all copies"):
-        NumpyEnv(make("CartPole", 2)).reset(seed=[1, 2])

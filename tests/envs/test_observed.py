@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import BCConfig, PPOConfig, SACConfig, TD3Config
 from rl8x.envs import (
     AlgoTrading,
     CartPole,
@@ -29,7 +29,6 @@ from rl8x.envs.base import Env, Step
 from rl8x.envs.observed import ScaledParameters
 from rl8x.envs.registry import BUILTIN
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.models import MLPModel, Model
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
@@ -241,28 +240,9 @@ def test_a_simulator_shows_the_parameters_of_its_carry():
         assert not torch.equal(obs["parameters"], before["parameters"])
 
 
-def test_what_cannot_be_shown_is_refused():
-    with pytest.raises(ValueError, match=r"one of 'none', 'critic', 'all'; got 'al'. Did you mean 'all'"):
-        ObservedParameters(CartPole(2), "al")
-    with pytest.raises(ValueError, match="must be one of"):
-        env_maker(OwnConstructor, {"observe_parameters": None})(2)
-    with pytest.raises(ValueError, match=r"GymnasiumEnv: observe_parameters='all'.* this environment has none"):
-        env_maker("CartPole-v1", {"observe_parameters": "all"})(2)
-    taken = spaces.Dict({"parameters": spaces.Discrete(2), "x": spaces.Discrete(2)})
-    with pytest.raises(ValueError, match="such a part already"):
-        ObservedParameters(type("Taken", (CartPole,), {"single_observation_space": taken})(2), "all")
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(CartPole, "CartPole"), (functools.partial(GymnasiumEnv, "CartPole-v1"), "GymnasiumEnv")],
-)
-def test_a_constructor_names_the_wrapper_and_takes_what_needs_none(make, name):
-    with pytest.raises(
-        TypeError, match=rf"{name}: .*Wrap the environment, .*ObservedParameters\({name}\(...\), 'all'\)"
-    ):
-        make(2, observe_parameters="all")
-    assert make(2, observe_parameters="none").observe_parameters == "none"
+def test_a_constructor_takes_what_needs_no_wrapper():
+    for make in (CartPole, functools.partial(GymnasiumEnv, "CartPole-v1")):
+        assert make(2, observe_parameters="none").observe_parameters == "none"
 
 
 # -- who sees them
@@ -302,24 +282,6 @@ def test_critics_of_a_replay_see_what_the_actor_does_not(config, env):
     # What followed is of the same episode, also where a time limit truncated it and the next one has other parameters.
     torch.testing.assert_close(rows["next_obs/parameters"], rows["obs/parameters"], rtol=0, atol=0)
     assert len(torch.unique(rows["obs/parameters"][:, 0])) > 2
-
-
-def test_what_cannot_keep_them_for_a_critic_refuses():
-    class Blind(Model):
-        def __init__(self, observation_space, num_features):
-            super().__init__(observation_space, num_features)
-
-    with pytest.raises(ValueError, match=r"Q-network acts by its values.*'parameters'.*PPO, SAC or TD3"):
-        DQNConfig(num_envs=2, device="cpu").build(CartPole, observe_parameters="critic")
-    with pytest.raises(ValueError, match="Q-network acts by its values"):
-        PQNConfig(num_envs=2, sgd_minibatch_size=None, device="cpu").build(CartPole, observe_parameters="critic")
-    space = ObservedParameters(CartPole(1), "critic").single_observation_space
-    instance = MLPModel(space, 2)
-    for model in (Blind, instance):
-        with pytest.raises(ValueError, match=r"'parameters' to the critic alone.*critic_obs.*shared"):
-            Policy(space, spaces.Discrete(2), model=model)
-    with pytest.raises(ValueError, match="shared=False"):
-        Policy(space, spaces.Discrete(2), model_config={"shared": True})
 
 
 # -- what else they go through

@@ -166,38 +166,8 @@ class Simulated(SimulatorEnv):
     single_action_space = CartPole.single_action_space
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            {"length": Adaptive(0.5, (0, 1), 0.1, metric="success")},
-            "goes by the metric 'success', .* They have returns",
-        ),
-        ({"length": Adaptive(20.0, (0, 1), 0.1)}, "its start lies outside of the parameter's bounds"),
-        ({"length": Scheduled([(0, 0.5), (1, 99.0)])}, "must stay in .*reaches from 0.5 to 99"),
-        ({"length": Learnable(Uniform(0, 1), threshold=1)}, "must stay in"),
-        (
-            {"length": Adaptive(0.5, (0, 1), 0.1), "gravity": Adaptive(9.8, (0, 2), 1)},
-            "'gravity' and 'length' are drawn together .* same `thresholds`; got ",
-        ),
-        (
-            {"length": Learnable(Uniform(1, 2), threshold=1), "gravity": Learnable(Uniform(1, 2), threshold=2)},
-            "by one Learnable, .* same `threshold`; got 2.0 and 1.0",
-        ),
-    ],
-)
-def test_bad_configurations_are_one_line(config, message):
-    with pytest.raises(ValueError, match=f"CartPole: env_config.*{message}") as error:
-        CartPole(4).plain_config(config)
-    assert "\n" not in str(error.value)
-
-
-def test_what_a_simulator_and_a_function_cannot_have():
-    with pytest.raises(ValueError, match=r"env_config\['x'\] moves with the returns of episodes, and a simulator"):
-        Simulated(2).parameter_state.configure({"x": Adaptive(1.0, (0, 1), 0.1)})
+def test_a_schedule_moves_in_a_simulator_too():
     Simulated(2).parameter_state.configure({"x": Scheduled([(0, 0.5)])})
-    with pytest.raises(ValueError, match="a function gives distributions that stand still"):
-        CartPole(2).steer_config(ADAPTIVE)
 
 
 def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):

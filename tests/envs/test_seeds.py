@@ -11,16 +11,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms.hyperparameters import part_seed
-from rl8x.envs import BraxEnv, CartPole, GymnasiumEnv, MjlabEnv, VmasEnv
+from rl8x.envs import CartPole, GymnasiumEnv, MjlabEnv
 from rl8x.envs.cells import make_cells
 from rl8x.envs.checks import narrow_seed
 from rl8x.trainers.grid import CellEvaluator
-
-SEEDS = (0, 7, 2**31 - 1, 2**32 - 1, 2**32, 2**40 + 3, 2**70)
 
 
 def check(seed):
@@ -46,29 +43,6 @@ class Narrow(gymnasium.Env):
         return self.random.rand(1).astype(np.float32), 1.0, self.steps == 2, False, {}
 
 
-class ManyNarrow(VectorEnv):
-    """All copies of `Narrow` as one simulator, as its `vector_entry_point`."""
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-
-    def __init__(self, num_envs=2, **kwargs):
-        self.num_envs, self.copies = num_envs, [Narrow() for _ in range(num_envs)]
-        self.single_observation_space, self.single_action_space = Narrow.observation_space, Narrow.action_space
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self.closed = False
-
-    def reset(self, *, seed=None, options=None):
-        check(seed)
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
-        return np.stack([copy.reset(seed=own)[0] for copy, own in zip(self.copies, seeds, strict=True)]), {}
-
-    def step(self, actions):
-        zeros = np.zeros(self.num_envs, bool)
-        obs = np.stack([copy.step(0)[0] for copy in self.copies])
-        return obs, np.ones(self.num_envs), np.array([copy.steps >= 2 for copy in self.copies]), zeros, {}
-
-
 class OwnNarrow(CartPole):
     """An environment of tensors whose author has a generator of 32 bits beside rl8x's."""
 
@@ -83,26 +57,11 @@ def factory(num_envs, *, device, seed):
     return GymnasiumEnv(Narrow, num_envs, device=device, seed=seed, time_limit=3)
 
 
-@pytest.fixture(autouse=True)
-def registered():
-    gymnasium.register("Narrow-v0", Narrow, vector_entry_point=ManyNarrow, max_episode_steps=3)
-    yield
-    gymnasium.registry.pop("Narrow-v0")
-
-
+# All get their seeds at one of two places: `SimulatorEnv`, and where the environment of a training is made.
 MAKERS = {
-    "id": "Narrow-v0",
-    "vector": functools.partial(GymnasiumEnv, "Narrow-v0", vectorization="vector"),
-    "function": functools.partial(GymnasiumEnv, Narrow),
+    "function": functools.partial(GymnasiumEnv, Narrow, time_limit=3),
     "factory": factory,
     "own": functools.partial(OwnNarrow, time_limit=3),
-    "vmas": lambda *args, **options: VmasEnv("balance", *args, time_limit=3, n_agents=2, **options),
-    "brax": lambda *args, **options: BraxEnv("fast", *args, time_limit=3, **options),
-}
-INSTANCES = {
-    "sync": lambda: SyncVectorEnv([Narrow] * 2, autoreset_mode=AutoresetMode.SAME_STEP),
-    "disabled": lambda: SyncVectorEnv([Narrow] * 2, autoreset_mode=AutoresetMode.DISABLED),
-    "next_step": lambda: ManyNarrow(2),
 }
 
 
@@ -130,23 +89,15 @@ def test_rl8xs_own_environments_get_the_whole_seed():
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("seed", [2**32 - 1, 2**70])
 def test_environments_of_32_bits_train_and_are_evaluated(name, seed):
-    if name in ("vmas", "brax"):
-        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'rl8x[{name}]'")
     trainer = train(MAKERS[name], seed)
     assert trainer.evaluator.env is not trainer.algorithm.env
     if name == "own":  # the one that has parameters
         CellEvaluator(trainer.algorithm, make_cells({"length": [0.5]}, None, 0), episodes=2, seed=seed).evaluate()
 
 
-@pytest.mark.parametrize("name", INSTANCES)
-@pytest.mark.filterwarnings("ignore:.*can neither be copied nor made again")
-def test_vector_environments_of_32_bits_train(name):
-    train(INSTANCES[name](), 2**40 + 3)
-
-
-@pytest.mark.parametrize("seed", [*SEEDS, -3, np.int64(2**40)])
+@pytest.mark.parametrize("seed", [0, 7, 2**31 - 1, 2**32, 2**40 + 3, 2**70, -3, np.int64(2**40)])
 def test_a_reset_takes_any_whole_number(seed):
-    env = GymnasiumEnv("Narrow-v0", 3)
+    env = GymnasiumEnv(Narrow, 3)
     obs, _ = env.reset(seed=seed)
     firsts = [np.random.RandomState((int(seed) % (2**31 - 2**24)) + i).rand(1) for i in range(3)]
     np.testing.assert_allclose(obs, np.stack(firsts), rtol=1e-6)

@@ -153,9 +153,3 @@ def test_values_alone_may_not_decide_by_what_the_critic_sees():
     trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False)
     trainer.run(max_steps=3, progress="none")
     assert algorithm.counters["env/steps"] == 36
-
-
-@pytest.mark.parametrize("agents", [0, 1.5])
-def test_what_is_refused(agents):
-    with pytest.raises((TypeError, ValueError), match="Spread: num_agents must be"):
-        Spread(2, num_agents=agents)

@@ -81,21 +81,13 @@ def test_good_environments_pass_and_stay_as_they_are(env_class):
 @pytest.mark.parametrize("kind", ["tensors", "simulator"])
 def test_observations_out_of_bounds_are_told_once(kind, low, high, value, said):
     space = spaces.Box(low, high, (2,), np.float32)
-    far = bad(observe=lambda self, state, parameters: state["at"] * 0 + value, single_observation_space=space)(
-        5, seed=0
-    )
+    far = type("Bad", (observing(lambda at: at * 0 + value),), {"single_observation_space": space})(5, seed=0)
     if kind == "simulator":
-
-        class Bad(gymnasium.Env):
-            observation_space, action_space = space, spaces.Discrete(2)
-
-            def reset(self, *, seed=None, options=None):
-                return np.full(2, value, np.float32), {}
-
-            def step(self, action):
-                return np.full(2, value, np.float32), 0.0, False, False, {}
-
-        far = GymnasiumEnv(Bad, 2)
+        seen = np.full(2, value, np.float32)
+        declared = {"observation_space": space, "action_space": spaces.Discrete(2)}
+        declared |= {"reset": lambda self, *, seed=None, options=None: (seen, {})}
+        declared |= {"step": lambda self, action: (seen, 0.0, False, False, {})}
+        far = GymnasiumEnv(type("Bad", (gymnasium.Env,), declared), 2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         validate(far)
@@ -106,23 +98,23 @@ def bad(**methods):
     return type("Bad", (Good,), methods)
 
 
-def test_what_would_break_at_the_first_distribution_is_refused_before():
-    def initial_state(self, parameters, noise):
-        return {"at": noise * parameters["scale"]}
-
-    with pytest.raises(ValueError, match=r"Bad\.initial_state raised RuntimeError: .*size"):
-        validate(bad(initial_state=initial_state)(5, seed=0))
+def observing(see):
+    return bad(observe=lambda self, state, parameters: see(state["at"]))
 
 
-def transition_with(change):
-    def transition(self, state, actions, parameters, noise):
-        return change(self, state, actions, *Good.transition(self, state, actions, parameters, noise))
-
-    return transition
+def starting(make):
+    return bad(initial_state=lambda self, parameters, noise: make(noise))
 
 
-def in_place(self, state, actions, parameters, noise):
-    result = Good.transition(self, state, actions, parameters, noise)
+def moving(change):
+    return bad(transition=lambda self, state, *given: change(state, *Good.transition(self, state, *given)))
+
+
+def in_parts(see):
+    return type("Bad", (DictGood,), {"observe": lambda self, state, parameters: see(state["at"])})
+
+
+def in_place(state, *result):
     state["at"].add_(1)
     return result
 
@@ -139,98 +131,77 @@ def writing(self, state, parameters):
     return state["at"]
 
 
-CASES = {
-    "observation shape": (
-        bad(observe=lambda self, state, parameters: state["at"][:, :1]),
-        r"Bad.observe must return obs as \[5, 2\] torch.float32, by single_observation_space; got \[5, 1\]",
-    ),
-    "observation dtype": (
-        bad(observe=lambda self, state, parameters: state["at"].double()),
-        r"Bad.observe .* got \[5, 2\] torch.float64",
-    ),
-    "observation unbatched": (
-        bad(observe=lambda self, state, parameters: state["at"][0]),
-        r"Bad.observe must return obs as \[5, ...\]; got \[2\]",
-    ),
-    "observation no tensor": (bad(observe=lambda self, state, parameters: [1, 2]), "Bad.observe .* got list"),
-    "observation NaN": (bad(observe=lambda self, state, parameters: state["at"] / 0 * 0), "Bad.observe returned NaN"),
+DECLARED = {name: vars(Good)[name] for name in ("single_observation_space", "single_action_space")}
+WRONG_SHAPE = r"observe must return obs as \[5, 2\] torch.float32, by single_observation_space; got \[5, 1\]"
+CASES = {  # environments, and what is said of each after its name
+    "observation shape": (observing(lambda at: at[:, :1]), WRONG_SHAPE),
+    "observation dtype": (observing(lambda at: at.double()), r"observe .* got \[5, 2\] torch.float64"),
+    "observation unbatched": (observing(lambda at: at[0]), r"observe must return obs as \[5, ...\]; got \[2\]"),
+    "observation no tensor": (observing(lambda at: [1, 2]), "observe .* got list"),
+    "observation NaN": (observing(lambda at: at / 0 * 0), "observe returned NaN"),
     "NaN of a part": (
-        type("Bad", (DictGood,), {"observe": lambda *given: DictGood.observe(*given) | {"at": given[1]["at"] / 0 * 0}}),
-        r"Bad.observe returned NaN in obs\['at'\]",
+        in_parts(lambda at: {"at": at / 0 * 0, "first": at[:, 0].long().clamp(0, 9)}),
+        r"observe returned NaN in obs\['at'\]",
     ),
-    "observation random": (
-        bad(observe=lambda self, state, parameters: state["at"] + torch.rand(2)),
-        "Bad.observe gave two results for the same arguments",
-    ),
+    "observation random": (observing(lambda at: at + torch.rand(2)), "observe gave two results for the same arguments"),
     "dict keys": (
-        type("Bad", (DictGood,), {"observe": lambda self, state, parameters: {"at": state["at"]}}),
-        r"Bad.observe must return obs as a dict with \['at', 'first'\]; got \['at'\]",
+        in_parts(lambda at: {"at": at}),
+        r"observe must return obs as a dict with \['at', 'first'\]; got \['at'\]",
     ),
     "dict entry": (
-        type("Bad", (DictGood,), {"observe": lambda self, s, p: {"at": s["at"], "first": s["at"][:, 0]}}),
-        r"Bad.observe must return obs\['first'\] as \[5\] torch.int64, .*; got \[5\] torch.float32",
+        in_parts(lambda at: {"at": at, "first": at[:, 0]}),
+        r"observe must return obs\['first'\] as \[5\] torch.int64, .*; got \[5\] torch.float32",
     ),
-    "initial state": (
-        bad(initial_state=lambda self, parameters, noise: noise),
-        "Bad.initial_state must return the state as a dict of tensors; got Tensor",
-    ),
+    "initial state": (starting(lambda noise: noise), "initial_state must return the state as a dict .*; got Tensor"),
     "initial state rows": (
-        bad(initial_state=lambda self, parameters, noise: {"at": noise[:1]}),
-        r"Bad.initial_state must return state\['at'\] as \[5, ...\]; got \[1, 2\]",
+        starting(lambda noise: {"at": noise[:1]}),
+        r"initial_state must return state\['at'\] as \[5, ...\]; got \[1, 2\]",
     ),
-    "initial state random": (
-        bad(initial_state=lambda self, parameters, noise: {"at": torch.rand(5, 2)}),
-        "Bad.initial_state gave two results",
-    ),
-    "initial state numpy random": (
-        bad(initial_state=lambda self, parameters, noise: {"at": noise + random.random()}),
-        "Bad.initial_state gave two results",
-    ),
+    "initial state random": (starting(lambda noise: {"at": torch.rand(5, 2)}), "initial_state gave two results"),
+    "random of Python": (starting(lambda noise: {"at": noise + random.random()}), "initial_state gave two results"),
     "initial state changes noise": (
-        bad(initial_state=lambda self, parameters, noise: {"at": noise.mul_(2)}),
-        "Bad.initial_state changed `noise` in place",
+        starting(lambda noise: {"at": noise.mul_(2)}),
+        "initial_state changed `noise` in place",
+    ),
+    "a parameter of one number": (
+        bad(initial_state=lambda self, parameters, noise: {"at": noise * parameters["scale"]}),
+        "initial_state raised RuntimeError: .*size",
     ),
     "state keys": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state | {"more": r}, r, t))),
-        r"Bad.transition must keep the state's keys \['at'\]; got \['at', 'more'\]",
+        moving(lambda before, state, r, t: (state | {"more": r}, r, t)),
+        r"transition must keep the state's keys \['at'\]; got \['at', 'more'\]",
     ),
     "state shape": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: ({"at": state["at"][:, :1]}, r, t))),
-        r"Bad.transition must return state\['at'\] as before, \[5, 2\] torch.float32; got \[5, 1\]",
+        moving(lambda before, state, r, t: ({"at": state["at"][:, :1]}, r, t)),
+        r"transition must return state\['at'\] as before, \[5, 2\] torch.float32; got \[5, 1\]",
     ),
     "rewards shape": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r.unsqueeze(1), t))),
-        r"Bad.transition must return rewards as \[5\] torch.float32; got \[5, 1\]",
+        moving(lambda before, state, r, t: (state, r.unsqueeze(1), t)),
+        r"transition must return rewards as \[5\] torch.float32; got \[5, 1\]",
     ),
     "rewards dtype": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r.long(), t))),
-        r"Bad.transition must return rewards as .*; got \[5\] torch.int64",
+        moving(lambda before, state, r, t: (state, r.long(), t)),
+        r"transition must return rewards as .*; got \[5\] torch.int64",
     ),
     "rewards infinite": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r / 0, t))),
-        "Bad.transition returned a reward of -inf",
+        moving(lambda before, state, r, t: (state, r / 0, t)),
+        "transition returned a reward of -inf",
     ),
     "terminated dtype": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r, t.float()))),
-        r"Bad.transition must return terminated as \[5\] torch.bool; got \[5\] torch.float32",
+        moving(lambda before, state, r, t: (state, r, t.float())),
+        r"transition must return terminated as \[5\] torch.bool; got \[5\] torch.float32",
     ),
     "two results": (
-        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r))),
-        r"Bad.transition must return \(state, rewards, terminated\); got 2 values",
+        moving(lambda before, state, r, t: (state, r)),
+        r"transition must return \(state, rewards, terminated\); got 2 values",
     ),
-    "undeclared termination": (bad(terminates=False), "Bad.transition said terminated, but .*`terminates = False`"),
-    "in place": (bad(transition=in_place), "Bad.transition changed `state` in place"),
-    "counter": (bad(transition=counting), "Bad.transition changed self.count"),
-    "memory": (bad(observe=writing), "Bad.observe changed self.memory"),
-    "exception": (
-        bad(transition=lambda self, state, actions, parameters, noise: state["velocity"]),
-        "Bad.transition raised KeyError: 'velocity'",
-    ),
-    "missing": (
-        type("Bad", (Env,), {k: vars(Good)[k] for k in ("single_observation_space", "single_action_space")}),
-        "Bad.initial_state raised NotImplementedError",
-    ),
-    "action space": (bad(single_action_space=spaces.Text(4)), "Bad.single_action_space must be .*; got Text"),
+    "undeclared termination": (bad(terminates=False), "transition said terminated, but .*`terminates = False`"),
+    "in place": (moving(in_place), "transition changed `state` in place"),
+    "counter": (bad(transition=counting), "transition changed self.count"),
+    "memory": (bad(observe=writing), "observe changed self.memory"),
+    "exception": (moving(lambda before, *result: before["velocity"]), "transition raised KeyError: 'velocity'"),
+    "missing": (type("Bad", (Env,), DECLARED), "initial_state raised NotImplementedError"),
+    "action space": (bad(single_action_space=spaces.Text(4)), "single_action_space must be .*; got Text"),
 }
 
 
@@ -239,7 +210,7 @@ def test_faults_name_the_function(case):
     env_class, message = CASES[case]
     env = env_class(5, seed=0)
     state = env.generator.get_state()
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=rf"Bad\.{message}") as caught:
         validate(env)
     assert "\n" not in str(caught.value)
     assert torch.equal(env.generator.get_state(), state)
@@ -338,9 +309,3 @@ def test_the_actions_belong_to_the_space(space):
             value = row(space, actions, i)
             assert space.contains(value), value
     assert str(seen[0]) != str(seen[-1])
-
-
-@pytest.mark.parametrize("env", [Good, "CartPole", None])
-def test_what_is_no_environment_is_told(env):
-    with pytest.raises(TypeError, match="validate checks an instance of an Env, such as CartPole"):
-        validate(env)

@@ -153,21 +153,9 @@ class Net(Model):
         return self.policy(hidden), self.value(hidden).squeeze(-1), state
 
 
-class TwoValues(Net):
-    def forward(self, obs, state, starts):
-        return super().forward(obs, state, starts)[:2]
-
-
-class ValuesWithAnAxis(Net):
-    def forward(self, obs, state, starts):
-        features, values, state = super().forward(obs, state, starts)
-        return features, values.unsqueeze(-1), state
-
-
-class OneActionMore(Net):
-    def forward(self, obs, state, starts):
-        features, values, state = super().forward(obs, state, starts)
-        return torch.cat([features, features[..., :1]], -1), values, state
+def giving(change, base=Net, **attributes):
+    """A model that gives something else than another."""
+    return type("Mine", (base,), {"forward": lambda self, *given: change(*base.forward(self, *given)), **attributes})
 
 
 class OneObservationAtATime(Net):
@@ -188,26 +176,23 @@ class Counts(Net):
         return features, values, {"seen": state["seen"] + len(obs)}
 
 
-class FeedforwardWithAState(Counts):
-    recurrent = False
-
-
-class LosesItsState(Counts):
-    def forward(self, obs, state, starts):
-        return (*super().forward(obs, state, starts)[:2], {})
-
-
 CONFIG = {"num_envs": 4, "device": "cpu", "seed": 0}
 
 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (TwoValues, r"TwoValues.forward must return features, values and the state after; got 2 values."),
-        (ValuesWithAnAxis, r"must return values \[T, B\], here \[1, 2\]; got \[1, 2, 1\]."),
-        (OneActionMore, r"must return features \[T, B, num_features\], here \[1, 2, 2\]; got \[1, 2, 3\]."),
+        (giving(lambda features, values, state: (features, values)), r"forward must return .* got 2 values\."),
+        (
+            giving(lambda features, values, state: (features, values.unsqueeze(-1), state)),
+            r"Mine\.forward must return values \[T, B\], here \[1, 2\]; got \[1, 2, 1\].",
+        ),
+        (
+            giving(lambda features, values, state: (torch.cat([features, features[..., :1]], -1), values, state)),
+            r"must return features \[T, B, num_features\], here \[1, 2, 2\]; got \[1, 2, 3\].",
+        ),
         (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here obs \[1, 2, 4\]"),
-        (FeedforwardWithAState, r"write `recurrent = True` in the class FeedforwardWithAState."),
+        (giving(lambda *results: results, Counts, recurrent=False), r"write `recurrent = True` in the class Mine\."),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused_before_training(model, says):
@@ -220,7 +205,9 @@ def test_a_model_that_gives_something_else_is_refused_before_training(model, say
 def test_a_state_that_gets_lost_is_refused():
     PPOConfig(model=Counts, **CONFIG).build(CartPole)
     with pytest.raises(ValueError, match=r"a state like the one before, {'seen': \[2\]}; got {}."):
-        PPOConfig(model=LosesItsState, **CONFIG).build(CartPole)
+        PPOConfig(model=giving(lambda features, values, state: (features, values, {}), Counts), **CONFIG).build(
+            CartPole
+        )
 
 
 class Floors(CartPole):
