@@ -1,10 +1,72 @@
-"""One update of an algorithm that learns from rows, on a batch made by hand: for second formulations of its loss."""
+"""What second formulations of losses start from: data sets and batches made by hand, and one update of them."""
 
 import torch
 from gymnasium.spaces import Discrete
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.learner import TAU
+from rl8x.envs import CartPole
+from rl8x.replay.dataset import Dataset
+
+
+def of_steps(env, obs, actions, rewards, **spaces):
+    """A data set of episodes of one step each, which end where they began."""
+    ends = torch.ones(len(rewards), dtype=torch.bool)
+    rows = {"obs": obs, "actions": actions, "rewards": rewards, "terminated": ends, "truncated": ~ends, "next_obs": obs}
+    declared = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    return Dataset.from_tensors(rows, **declared | spaces)
+
+
+def dataset(env_class=CartPole, size=120, seed=3):
+    """Transitions of no environment, in episodes of 10 of which every other one terminates."""
+    env, generator = env_class(1), torch.Generator().manual_seed(seed)
+    obs = torch.randn(size, *env.single_observation_space.shape, generator=generator)
+    ends = torch.arange(1, size + 1) % 10 == 0
+    terminated = ends & (torch.arange(size) % 20 < 10)
+    box = 4 * torch.rand(size, 1, generator=generator) - 2
+    next_obs = torch.where(ends.unsqueeze(1), torch.randn(obs.shape, generator=generator), obs.roll(-1, 0))
+    discrete = isinstance(env.single_action_space, Discrete)
+    actions = torch.randint(2, (size,), generator=generator) if discrete else box
+    rows = {"obs": obs, "actions": actions, "rewards": torch.rand(size, generator=generator), "next_obs": next_obs}
+    rows |= {"terminated": terminated, "truncated": ends & ~terminated}
+    declared = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    return Dataset.from_tensors(rows, **declared)
+
+
+class Networks:
+    """Networks row by row in float64, from their weights by name, which second formulations may differentiate."""
+
+    def __init__(self, algorithm):
+        optimizers = {name: each.optimizer for name, each in algorithm.nets.trained.items()}
+        vectors = {name: (each, each.weights) for name, each in optimizers.items()}
+        vectors |= {name: (optimizers[of], vector) for name, (of, vector) in algorithm.nets.targets.items()}
+        self.config, self.weights = algorithm.config, {}
+        for net, (optimizer, vector) in vectors.items():
+            names = [name.rpartition("model.")[2] for name in optimizer.names]
+            parts = [part.detach().double().clone().requires_grad_() for part in optimizer.split(vector)]
+            self.weights[net] = dict(zip(names, parts, strict=True))
+
+    def perceptron(self, net, x, hidden, head):
+        w = self.weights[net]
+        x = torch.relu(w[f"{hidden}.0.weight"] @ x + w[f"{hidden}.0.bias"])
+        return w[f"{head}.weight"] @ x + w[f"{head}.bias"]
+
+    def features(self, net, obs):
+        """What the policy's distribution is made of, of one observation."""
+        return self.perceptron(net, obs, "actor", "policy_head")
+
+    def outputs(self, net, i, x):
+        """All numbers of the i-th critic, of an observation, or of one and an action."""
+        w = self.weights[net]
+        hidden = torch.relu(x @ w["hidden.0.weight"][i] + w["hidden.0.bias"][i, 0])
+        return hidden @ w["head.weight"][i] + w["head.bias"][i, 0]
+
+    def descend(self, net, loss, lr=0.1):
+        """Make a step of gradient descent."""
+        parts = self.weights[net].values()
+        for part, gradient in zip(parts, torch.autograd.grad(loss, list(parts), allow_unused=True), strict=True):
+            if gradient is not None:
+                part.data.sub_(lr * gradient)
 
 
 def batch_of(algorithm, tau=0.5):

@@ -1,25 +1,18 @@
 import gymnasium
 import pytest
 import torch
-from tests.algorithms.by_hand import updated
-from tests.algorithms.off_policy.test_offline import dataset
+from tests.algorithms.by_hand import dataset, updated
+from tests.algorithms.test_conformance import build
 
 from rl8x import keys
-from rl8x.algorithms import BCConfig
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
-
-SMALL = {"seed": 1, "device": "cpu", "batch_size": 16, "execution": "eager", "model_config": {"hidden_sizes": [16]}}
-
-
-def build(data, **options):
-    return BCConfig(**{**SMALL, **options}).build(dataset=data)
 
 
 @pytest.mark.parametrize("env_class", [CartPole, Pendulum])
 def test_updates_are_those_of_torchs_own_likelihood_and_optimizer(env_class):
-    data = dataset(env_class)
-    algorithm, twin = (build(data, lr=3e-3, max_grad_norm=0.5) for _ in range(2))
+    options = {"lr": 3e-3, "max_grad_norm": 0.5, "normalize_observations": False}
+    algorithm, twin = (build("bc from data", env=env_class, **options) for _ in range(2))
     model, adam = twin.policy.model, torch.optim.Adam(twin.policy.parameters(), 3e-3)
     for first in range(0, 60, 6):
         batch = algorithm.replay.gather(torch.arange(first, first + 6))
@@ -45,7 +38,8 @@ def test_actions_of_several_parts_are_cloned():
     generator, base = torch.Generator().manual_seed(1), dataset(size=60).transitions
     parts = {"actions/a": torch.randint(3, (60,), generator=generator), "actions/b": torch.rand(60, 2)}
     rows = {name: part for name, part in base.items() if name != "actions"} | parts
-    algorithm = build(Dataset(rows, observation_space=CartPole.single_observation_space, action_space=space))
+    data = Dataset(rows, observation_space=CartPole.single_observation_space, action_space=space)
+    algorithm = build("bc from data", dataset=data, normalize_observations=False)
     batch = algorithm.replay.gather(torch.arange(20))
     both = {"a": batch["actions/a"][None], "b": batch["actions/b"][None]}
     found = algorithm.policy.evaluate(batch["obs"][None], both, {}, torch.zeros(1, 20, dtype=torch.bool))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.algorithms.by_hand import batch_of, disturb, updated
-from tests.algorithms.off_policy.test_offline import dataset
+from tests.algorithms.by_hand import batch_of, dataset, disturb, updated
 from tests.probes import KNOWN, ActionMatches, Boxes, Discretes, Probe, Remember, Target, traced_only
 
 from rl8x import NullTracker, Trainer, algorithms, keys
@@ -121,20 +120,22 @@ CASES = {
 EACH = ["ppo", "pqn", "distillation", "dqn", "sac", "td3", "bc from data", "iql from data"]
 
 
-def build(case, folder=None, time_limit=7, **options):
+def build(case, folder=None, time_limit=7, env=None, **options):
     """Build the algorithm of a case; `folder` is that of a replay on a disk, or has the data."""
-    config, env, given = CASES[case]
-    given = given | options
+    config, own_env, given = CASES[case]
+    env, given = env or own_env, given | options
     if "buffer_path" in given:
         given["buffer_path"] = str(folder / "replay")
     if "teacher" in given:
         given["teacher"] = PPOConfig(**SMALL).build(env).policy
     if "dataset" not in given:
         return config(**given).build(env, time_limit=time_limit)
-    data = dataset(env)
-    if folder is not None:
-        data.save(folder / "data")
-    return config(**given | {"dataset": data if folder is None else str(folder / "data")}).build()
+    if given["dataset"] is None:
+        given["dataset"] = dataset(env)
+        if folder is not None:
+            given["dataset"].save(folder / "data")
+            given["dataset"] = str(folder / "data")
+    return config(**given).build()
 
 
 def train(algorithm, steps=3):

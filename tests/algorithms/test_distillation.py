@@ -99,6 +99,25 @@ def test_labels_are_what_the_teacher_computes_by_hand():
     assert not rollout["teacher_plays"].any()
 
 
+def compare_labels(algorithm, teacher, every=0, env_config=None):
+    """Collect three times: the teacher alone, whose state begins anew every so many steps, does what labels say."""
+    num_envs = algorithm.env.num_envs
+    state, since, shares = teacher.initial_state(num_envs), 0, []
+    for _ in range(3):
+        algorithm.collect(env_config=None if shares else env_config)
+        tensors = algorithm.rollout.tensors
+        obs = unflatten_tree("obs", tensors)
+        for t in range(8):
+            if every and since % every == 0:
+                state = teacher.initial_state(num_envs)
+            act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
+            state, since = act.state, since + 1
+            torch.testing.assert_close(tensors["labels"][t], teacher.env_actions(act.actions))
+        shares.append(tensors["labels"][:8].float().mean())
+        algorithm.step()
+    return shares
+
+
 @pytest.mark.parametrize("execution", ["eager", "compile"])
 def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, monkeypatch):
     """Its state goes on over collects, is reset where episodes begin, and its moments are its own."""
@@ -109,19 +128,9 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
     teacher.observe({name: torch.randn(50, 5, width) * 0.2 + 0.1 for name, width in (("obs", 4), ("parameters", 6))})
     options = {"num_envs": 5, "seq_len": 2, "normalize_observations": True, "loss": "nll", "execution": execution}
     algorithm = config(teacher=teacher, **options, **GRU).build(CartPole, time_limit=6, observe_parameters="all")
-    state, kept = teacher.initial_state(5), []
-    for _ in range(3):
-        algorithm.collect(env_config=DRAWN if not kept else None)
-        tensors = algorithm.rollout.tensors
-        obs = unflatten_tree("obs", tensors)
-        for t in range(8):
-            act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
-            state = act.state
-            assert torch.equal(tensors["labels"][t], act.actions)
-        kept.append(tensors["labels"][:8].float().mean())
-        algorithm.step()
-    assert 0.0 < torch.stack(kept).mean() < 1.0
-    assert tensors["starts"].sum() > 5
+    shares = compare_labels(algorithm, teacher, env_config=DRAWN)
+    assert 0.0 < torch.stack(shares).mean() < 1.0
+    assert algorithm.rollout["starts"].sum() > 5
 
 
 @pytest.mark.parametrize("execution", ["eager", "compile"])
@@ -151,18 +160,7 @@ def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training
     algorithm = config(teacher=named[given], **options).build(Pendulum, **env)
     if given == "described again":
         algorithm.load_teacher(teacher.state_dict())
-    state, since, labels = teacher.initial_state(3), 0, 0
-    for _ in range(3):
-        algorithm.collect()
-        tensors = algorithm.rollout.tensors
-        obs = unflatten_tree("obs", tensors)
-        for t in range(8):
-            state = teacher.initial_state(3) if since % 6 == 0 else state
-            act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
-            state, since, labels = act.state, since + 1, labels + 1
-            torch.testing.assert_close(tensors["labels"][t], teacher.env_actions(act.actions))
-        algorithm.step()
-    assert (since, labels) == (24, 24)
+    compare_labels(algorithm, teacher, every=6)
     assert algorithm.state_reset_every == (8 if "model" in student else 0)
     assert algorithm.student_policy().state_reset_every == algorithm.state_reset_every
 
@@ -253,17 +251,20 @@ def test_memory_makes_up_for_what_only_the_teacher_sees():
     assert disagreement["gru"] < 0.02
 
 
+OF_TEACHERS = {"num_envs": 2, "device": "cpu", "seed": 0, "model_config": MLP}
+
+
 @pytest.mark.parametrize(
-    ("make", "env", "loss", "resolved"),
+    ("taught", "env", "loss", "resolved"),
     [
-        (lambda: DQNConfig(num_envs=2, device="cpu", seed=0, dueling=True, model_config=MLP), CartPole, None, "nll"),
-        (lambda: DQNConfig(num_envs=2, device="cpu", seed=0, num_quantiles=3, model_config=MLP), CartPole, None, "nll"),
-        (lambda: PPOConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), CartPole, None, "kl"),
-        (lambda: SACConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), Pendulum, "mse", "mse"),
+        (DQNConfig(**OF_TEACHERS, dueling=True), CartPole, None, "nll"),
+        (DQNConfig(**OF_TEACHERS, num_quantiles=3), CartPole, None, "nll"),
+        (PPOConfig(**OF_TEACHERS), CartPole, None, "kl"),
+        (SACConfig(**OF_TEACHERS), Pendulum, "mse", "mse"),
     ],
 )
-def test_teachers_of_every_kind(make, env, loss, resolved):
-    teacher = make().build(env, observe_parameters="all")
+def test_teachers_of_every_kind(taught, env, loss, resolved):
+    teacher = taught.build(env, observe_parameters="all")
     algorithm = distill(teacher, config(loss=loss, num_envs=4))
     assert (algorithm.loss, algorithm.guided.samples) == (resolved, resolved != "mse")
     assert algorithm.env.observe_parameters == "all"
@@ -278,28 +279,36 @@ def test_teachers_of_every_kind(make, env, loss, resolved):
     torch.testing.assert_close(labels[3], teacher.policy.env_actions(act.actions) if resolved != "kl" else act.actions)
 
 
-def test_what_does_not_fit_is_refused_in_a_line():
-    teacher = knowing_teacher()
-    with pytest.raises(ValueError, match=r"needs a `teacher`"):
-        config().build(HiddenSide)
-    with pytest.raises(TypeError, match=r"`teacher` must be a run.*a trainer; got 3"):
-        config(teacher=3).build(HiddenSide)
-    with pytest.raises(ValueError, match=r"the teacher needs observations of Dict.*observe_parameters='all'"):
-        config(teacher=teacher).build(HiddenSide)
-    with pytest.raises(ValueError, match=r"the teacher acts in Discrete\(2\)"):
-        config(teacher=teacher).build(Pendulum, observe_parameters="all")
-    with pytest.raises(ValueError, match=r"'prameters'.*Did you mean 'parameters'"):
-        of_sides(teacher_obs=["prameters"])
-    with pytest.raises(ValueError, match="nothing to observe"):
-        of_sides(teacher_obs=["obs", "parameters"])
-    with pytest.raises(ValueError, match="continuous actions"):
-        of_sides(loss="mse")
-    with pytest.raises(ValueError, match=r"one kind of distribution.*EpsilonGreedy"):
-        of_sides(loss="kl", distribution="epsilon_greedy")
-    with pytest.raises(ValueError, match="at most 1"):
-        config(beta_schedule=[[0, 2.0]])
-    with pytest.raises(ValueError, match="give `env`"):
-        distill(teacher, config())
+REFUSED = [
+    (ValueError, r"needs a `teacher`", lambda: config().build(HiddenSide)),
+    (TypeError, r"`teacher` must be a run.*a trainer; got 3", lambda: config(teacher=3).build(HiddenSide)),
+    (
+        ValueError,
+        r"the teacher needs observations of Dict.*observe_parameters='all'",
+        lambda: config(teacher=knowing_teacher()).build(HiddenSide),
+    ),
+    (
+        ValueError,
+        r"the teacher acts in Discrete\(2\)",
+        lambda: config(teacher=knowing_teacher()).build(Pendulum, observe_parameters="all"),
+    ),
+    (ValueError, r"'prameters'.*Did you mean 'parameters'", lambda: of_sides(teacher_obs=["prameters"])),
+    (ValueError, "nothing to observe", lambda: of_sides(teacher_obs=["obs", "parameters"])),
+    (ValueError, "continuous actions", lambda: of_sides(loss="mse")),
+    (
+        ValueError,
+        r"one kind of distribution.*EpsilonGreedy",
+        lambda: of_sides(loss="kl", distribution="epsilon_greedy"),
+    ),
+    (ValueError, "at most 1", lambda: config(beta_schedule=[[0, 2.0]])),
+    (ValueError, "give `env`", lambda: distill(knowing_teacher(), config())),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "make"), REFUSED)
+def test_what_does_not_fit_is_refused(error, message, make):
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_a_teacher_may_see_some_parts_or_what_is_inside():

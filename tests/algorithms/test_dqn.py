@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.by_hand import batch_of, disturb, updated
-from tests.algorithms.off_policy.test_offline import build as build_offline
+from tests.algorithms.test_conformance import build as build_case
+from tests.algorithms.test_conformance import train
 from torch import nn
 
 from rl8x import keys
@@ -28,8 +29,12 @@ QUANTILES = {"num_quantiles": 5, "huber_delta": 1.0}
 KINDS = {"atoms": ATOMS, "quantiles": QUANTILES}
 
 
-def build(env=CartPole, **options):
-    return DQNConfig(**{**SMALL, "warmup_steps": 16, "batch_size": 16, "buffer_size": 200, **options}).build(env)
+def build(**options):
+    return DQNConfig(**{**SMALL, "warmup_steps": 16, "batch_size": 16, "buffer_size": 200, **options}).build(CartPole)
+
+
+def build_offline(**options):
+    return build_case("dqn from data", batch_size=6, model_config=PLAIN, **options)
 
 
 # -- one update, row by row
@@ -112,7 +117,7 @@ def with_target(algorithm):
     ],
 )
 def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
-    algorithm = build_offline("dqn", batch_size=6, double=double, dueling=dueling, cql_coeff=0.5, **kind)
+    algorithm = build_offline(double=double, dueling=dueling, cql_coeff=0.5, **kind)
     target, config, batch = with_target(algorithm), algorithm.config, batch_of(algorithm)
     weights = torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7])
     losses, errors, disagree = [], [], 0
@@ -143,7 +148,7 @@ def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
 def test_a_step_goes_down_the_gradient_of_the_loss_and_of_the_conservative_term(coeff):
     """The targets have no gradient, and the loss that is logged is the error alone."""
     options = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None, "double": False, "huber_delta": 1.0}
-    algorithm = build_offline("dqn", batch_size=6, cql_coeff=coeff, **options)
+    algorithm = build_offline(cql_coeff=coeff, **options)
     batch, policy = batch_of(algorithm), algorithm.policy
     starts = torch.zeros(1, 6, dtype=torch.bool)
     with torch.no_grad():
@@ -217,9 +222,7 @@ def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
 
     update = algorithm.replay.update
     monkeypatch.setattr(algorithm.replay, "update", note)
-    for _ in range(4):
-        algorithm.collect()
-        algorithm.step()
+    train(algorithm, 4)
     assert groups == [(16, 4)] * 6
     assert algorithm.counters["algorithm/updates"] == 96
 
@@ -252,10 +255,7 @@ def test_with_a_data_set_intervals_are_of_updates():
 def test_epsilon_is_1_in_the_warm_up_and_follows_the_transitions(options, wanted):
     given = {} if "epsilon_schedule" in options else {"epsilon": 0.5}
     algorithm = build(warmup_steps=20, num_envs=12, horizon=2, **given, **options)
-    epsilons = []
-    for _ in range(6):
-        epsilons.append(algorithm.collect()["coefficients/epsilon"])
-        algorithm.step()
+    epsilons = [row["coefficients/epsilon"] for row in train(algorithm, 6)]
     assert epsilons == pytest.approx(wanted, abs=1e-6)
     assert algorithm.policy.distribution.epsilon.item() == pytest.approx(wanted[-1])
 

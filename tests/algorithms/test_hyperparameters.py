@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import re
+import threading
 import types
 from collections.abc import Sequence
 from typing import Optional
@@ -17,7 +18,8 @@ from typing import Optional
 import gymnasium
 import numpy as np
 import pytest
-from tests.algorithms.off_policy.test_offline import dataset
+import torch
+from tests.algorithms.by_hand import dataset
 
 from rl8x.algorithms import (
     AlgorithmConfig,
@@ -31,7 +33,7 @@ from rl8x.algorithms import (
     SACConfig,
     TD3Config,
 )
-from rl8x.algorithms.hyperparameters import nearest_divisor, option
+from rl8x.algorithms.hyperparameters import draw_seed, nearest_divisor, option, part_seed, seeded
 from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
 from rl8x.config import dump_run
@@ -46,17 +48,14 @@ from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
 CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationConfig]
+FALLING = {"kind": "interp", "points": [[0, 5e-4], [100, 0.0]]}
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_learning_rate_never_falls_below_0(config):
-    falling = {"kind": "interp", "points": [[0, 1e-3], [100, 0.0]]}
-    assert config(lr_schedule=falling).lr_schedule == falling
+    assert config(lr_schedule=FALLING).lr_schedule == FALLING
     with pytest.raises(ValueError, match=r"`lr_schedule` must stay at least 0; got -0\.001"):
         config(lr_schedule=[[0, 1e-3], [100, -1e-3]])
-
-
-FALLING = {"kind": "interp", "points": [[0, 5e-4], [100, 0.0]]}
 
 
 ADAPTS, CONSTANT = {"lr_schedule": FALLING}, {"lr_schedule": None}
@@ -179,21 +178,19 @@ ADAPTIVE = {"start": (0.4, 0.6), "thresholds": (5.0, 20.0), "step": 0.1, "episod
 LEARNABLE = {"base": Uniform(0.4, 0.6), "levels": 2, "candidates": 3, "episodes": 4, "threshold": 9.0}
 
 
+MLP = {"model_config": {"hidden_sizes": [8, 4], "shared": True}}
+ATTENTION = {"model_config": {"window": 3, "width": 8, "num_heads": 2}}
+
+
 @pytest.mark.parametrize(
     ("shown", "given"),
     [
-        (
-            lambda given: dict(PPOConfig(**given).model_config),
-            {"model_config": {"hidden_sizes": [8, 4], "shared": True}},
-        ),
+        (lambda given: dict(PPOConfig(**given).model_config), MLP),
         (lambda given: PPOConfig(**given).lr_schedule, {"lr_schedule": [[0, 1e-3], [100, 1e-4]]}),
         (lambda given: PPOConfig(**given).optimizer_config, {"optimizer_config": {"eps": 1e-7, "betas": (0.9, 0.99)}}),
-        (lambda given: Policy(*CARTPOLE, **given).arguments, {"model_config": {"hidden_sizes": [8, 4]}}),
+        (lambda given: Policy(*CARTPOLE, **given).arguments, MLP),
         (lambda given: Policy(*CARTPOLE, model="gru", **given).arguments, {"model_config": {"hidden_size": 8}}),
-        (
-            lambda given: Policy(*CARTPOLE, model="attention", **given).arguments,
-            {"model_config": {"window": 3, "width": 8, "num_heads": 2}},
-        ),
+        (lambda given: Policy(*CARTPOLE, model="attention", **given).arguments, ATTENTION),
         (lambda given: Adaptive(**given).to_dict(), ADAPTIVE),
         (lambda given: Learnable(**given).to_dict(), LEARNABLE),
         (lambda given: env_spec(SMALL.build(CartPole, **given)).env_kwargs, {"time_limit": 5}),
@@ -295,21 +292,18 @@ COUNTS = [
 def test_a_count_of_far_too_many_zeros_is_refused_when_it_is_built_or_does_no_harm(config, name):
     learns_from_data = config in (BCConfig, IQLConfig) or name == "cql_samples"
     small = {"num_envs": 2, "horizon": 2, "warmup_steps": 2, "batch_size": 2, "buffer_size": 50}
-    small = (
-        {"batch_size": 2, "updates_per_step": 1, "dataset": dataset(Pendulum, size=8)} if learns_from_data else small
-    )
+    if learns_from_data:
+        small = {"batch_size": 2, "updates_per_step": 1, "dataset": dataset(Pendulum, size=8)}
     options = {key: value for key, value in small.items() if key in config.__dataclass_fields__}
     options |= {"device": "cpu", "seed": 0, "execution": "eager"}
     options |= {"cql_coeff": 1.0} if name == "cql_samples" else {}
     env = CartPole if config in (PPOConfig, PQNConfig, DQNConfig) else Pendulum
     for count in (10**13, 10**30):
-        refusals = []
         try:
             algorithm = config(**{**options, name: count}).build(*([] if learns_from_data else [env]))
         except ValueError as error:
-            refusals.append(str(error))
-        if refusals:
-            assert re.search(f"`{name}`|{name}=", refusals[0])
+            said = str(error)
+            assert re.search(f"`{name}`|{name}=", said)
         else:
             algorithm.collect()
             algorithm.step()
@@ -321,3 +315,39 @@ def test_counts_of_numpy_are_counts():
     assert trainer.evaluator.env.num_envs == 3
     frames = [trainer.evaluate_grid({"length": [0.5]}, episodes=kind(2)) for kind in (int, np.int64)]
     assert frames[0].equals(frames[1])
+
+
+# -- seeds
+
+PARTS = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
+
+
+def test_every_part_of_a_run_has_a_seed_of_its_own():
+    words = np.random.SeedSequence(7).generate_state(6, dtype=np.uint64) >> np.uint64(1)
+    assert [part_seed(7, part) for part in PARTS] == [int(word) for word in words]
+    seeds = [part_seed(seed, part) for seed in range(20) for part in (*PARTS, "replay", "target", "")]
+    assert len(set(seeds)) == len(seeds)
+    assert part_seed(3, "replay") == part_seed(3, "replay")
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_that_is_given_is_kept():
+    assert [draw_seed(0), draw_seed(5)] == [0, 5]
+    assert len({draw_seed(None) for _ in range(20)}) == 20
+
+
+def test_threads_draw_none_of_each_others_numbers():
+    def draw(seed):
+        with seeded(seed, torch.device("cpu")):
+            drawn[seed] = torch.stack([torch.rand(()) for _ in range(2000)])
+
+    drawn = {}
+    for seed in range(4):
+        draw(seed)
+    expected, drawn = drawn, {}
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(drawn[seed], numbers) for seed, numbers in expected.items())

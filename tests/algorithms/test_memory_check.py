@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.algorithms.by_hand import of_steps
 
 from rl8x import Trainer, load_algorithm
 from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, PPOConfig, SACConfig, TD3Config
@@ -72,11 +73,9 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
     pack = algorithm.pack
     buffers = [*algorithm.rollout.memory.values(), *pack.sources[:1]]
     held = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-    shaped = algorithm.env
-    spaces_ = {"observation": shaped.single_observation_space, "action": shaped.single_action_space}
-    counted = (
-        algorithm.config.rollout_bytes(**spaces_) - 8 * 8 * 4 * 3
-    )  # what is only there while advantages are estimated
+    spaces_ = {"observation": algorithm.env.single_observation_space, "action": algorithm.env.single_action_space}
+    only_for_advantages = 8 * 8 * 4 * 3
+    counted = algorithm.config.rollout_bytes(**spaces_) - only_for_advantages
     states = sum(state.numel() * state.element_size() for state in algorithm.rollout.states.values())
     assert 0.98 * held <= counted + states <= held
     # What is asked for in build() is that and little more.
@@ -160,9 +159,8 @@ def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
 def test_ranks_of_a_machine_have_a_share_of_it_each(monkeypatch):
     whole = memory.available_bytes(torch.device("cpu"))
     monkeypatch.setattr(memory, "ranks", lambda: Ranks(1, 8, 1, local_size=4))
-    assert memory.available_bytes(torch.device("cpu")) == pytest.approx(
-        whole / 4, rel=0.2
-    )  # others take some meanwhile
+    share = memory.available_bytes(torch.device("cpu"))
+    assert share == pytest.approx(whole / 4, rel=0.2)  # others take some meanwhile
 
 
 def test_the_limits_of_control_groups(tmp_path):
@@ -263,13 +261,10 @@ def test_networks_are_counted_as_they_are_then_made(config_class, options, env, 
     assert not any(weight.is_meta for weight in algorithm.policy.state_dict().values())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model_config.hidden_sizes=[60000, 60000]"],
-        ["--algorithm", "sac", "critic_hidden_sizes=[60000, 60000]"],
-    ],
-)
+WIDE = [["model_config.hidden_sizes=[60000, 60000]"], ["--algorithm", "sac", "critic_hidden_sizes=[60000, 60000]"]]
+
+
+@pytest.mark.parametrize("words", WIDE)
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
 def test_a_dry_run_counts_networks_and_makes_none(words, dry, there_are, capsys):
     there_are(20_000_000_000)
@@ -290,14 +285,9 @@ def test_other_errors_of_a_build_stay_as_they_are():
 
 
 def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_are, monkeypatch):
-    rows = {
-        "obs": torch.zeros(1000, 100),
-        "actions": torch.zeros(1000, dtype=torch.int64),
-        "rewards": torch.zeros(1000),
-    }
-    rows |= {"terminated": torch.ones(1000), "truncated": torch.zeros(1000), "next_obs": torch.zeros(1000, 100)}
-    observation, action = spaces.Box(-1.0, 1.0, (100,)), spaces.Discrete(2)
-    dataset = Dataset.from_tensors(rows, observation_space=observation, action_space=action)
+    env, observation = CartPole(1), spaces.Box(-1.0, 1.0, (100,))
+    actions = torch.zeros(1000, dtype=torch.int64)
+    dataset = of_steps(env, torch.zeros(1000, 100), actions, torch.zeros(1000), observation_space=observation)
     config = BCConfig(device="cpu", model_config={"hidden_sizes": [4]})
     need = 1000 * (2 * 400 + 8 + 2 * 4)
     monkeypatch.setattr(Dataset, "prepare", lambda *arguments, **named: pytest.fail("rows were made"))

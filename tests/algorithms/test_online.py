@@ -156,10 +156,8 @@ def test_simulators_that_are_stepped_one_by_one_get_16_copies_where_nobody_said_
 @pytest.mark.parametrize("how", ["config", "replace", "run file"])
 def test_a_number_of_copies_that_was_given_is_kept(number, how, capsys):
     if how == "run file":
-        settings = {**TINY, "num_envs": number}
-        algorithm = RunSpec.from_plain(
-            {"env": "CartPole-v1", "algorithm": "PQN", "algorithm_config": settings}
-        ).make_algorithm()
+        plain = {"env": "CartPole-v1", "algorithm": "PQN", "algorithm_config": {**TINY, "num_envs": number}}
+        algorithm = RunSpec.from_plain(plain).make_algorithm()
     elif how == "replace":
         algorithm = dataclasses.replace(PQNConfig(**TINY), num_envs=number).build("CartPole-v1")
     else:

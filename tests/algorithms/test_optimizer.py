@@ -3,11 +3,10 @@ import itertools
 
 import pytest
 import torch
+from tests.algorithms.test_conformance import build, train
 from torch import nn
 
-from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply, make_rule
-from rl8x.envs import CartPole, Pendulum
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
@@ -142,22 +141,12 @@ def test_another_layout_is_refused_and_changes_nothing(case):
     assert all(torch.equal(*pair) for pair in zip(flat.state, before, strict=True))
 
 
-ALGORITHMS = {
-    "ppo": (PPOConfig(num_envs=4, horizon=8, num_sgd_iters=2, execution="eager", seed=0), CartPole),
-    "dqn": (DQNConfig(num_envs=4, warmup_steps=8, batch_size=8, execution="eager", seed=0), CartPole),
-    "sac": (SACConfig(num_envs=4, warmup_steps=8, batch_size=8, execution="eager", seed=0), Pendulum),
-}
-
-
-def trained(name, steps=2):
-    config, env = ALGORITHMS[name]
-    return went_on(config.build(env), steps)
+def trained(case, steps=2):
+    return went_on(build(case), steps)
 
 
 def went_on(algorithm, steps=2):
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
+    train(algorithm, steps)
     return algorithm
 
 
@@ -172,7 +161,7 @@ def moved_and_back(algorithm):
     return algorithm
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ["ppo, continuous", "dqn", "sac"])
 @pytest.mark.parametrize("put", [assigned, moved_and_back, copy.deepcopy])
 def test_weights_that_take_the_place_of_trained_ones_are_trained(name, put):
     straight, put_in = went_on(trained(name)), went_on(put(trained(name)))
@@ -191,7 +180,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_programs_go_on_with_the_tensors_that_they_hold(use):
-    algorithm = trained("ppo")
+    algorithm = trained("ppo, continuous")
     pointers = {name: tensor.data_ptr() for name, tensor in algorithm.policy.state_dict().items()}
     state = {name: tensor + 1 for name, tensor in algorithm.policy.state_dict().items()}
     algorithm.policy.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
@@ -217,7 +206,7 @@ def test_shared_weights_stay_shared():
     ("change", "words"),
     [
         (lambda policy: policy.double(), "are float64 .* and are trained as float32"),
-        (lambda policy: policy.to(torch.device("meta")), r"on meta, and are trained as float32 \[64, 4\] on cpu"),
+        (lambda policy: policy.to(torch.device("meta")), r"on meta, and are trained as float32 \[16, 4\] on cpu"),
         (lambda policy: policy.requires_grad_(False), r"frozen, and are trained .* freeze in the model's constructor"),
     ],
 )

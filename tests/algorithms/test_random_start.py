@@ -16,9 +16,9 @@ LIMIT = 10
 GIVEN = {"num_envs": 64, "horizon": 4, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
-def build(env=Pendulum, *, config=PPOConfig, time_limit=LIMIT, **options):
+def build(env=Pendulum, *, time_limit=LIMIT, **options):
     env_options = {} if time_limit is ... else {"time_limit": time_limit}
-    return config(**GIVEN | {"random_start": True} | options).build(env, **env_options)
+    return PPOConfig(**GIVEN | {"random_start": True} | options).build(env, **env_options)
 
 
 def ended(algorithm, steps):
@@ -97,11 +97,10 @@ def test_an_episode_that_terminates_before_its_shortened_limit_is_left_out_too()
 
 
 def test_it_is_off_by_default_and_takes_no_numbers_of_the_environments():
-    plain, shifted = PPOConfig(**GIVEN).build(Pendulum, time_limit=LIMIT), build()
-    flags, _ = ended(plain, 12)
+    flags, _ = ended(build(random_start=PPOConfig().random_start), 12)
     assert (offsets(flags) == 0).all()
     firsts = []
-    for algorithm in (PPOConfig(**GIVEN).build(Pendulum, time_limit=LIMIT), shifted):
+    for algorithm in (build(random_start=False), build()):
         algorithm.collect()
         firsts.append(algorithm.rollout[keys.OBS][0].clone())
     assert torch.equal(*firsts)
@@ -132,20 +131,15 @@ def sync(num_envs, **options):
 
 @pytest.mark.parametrize("kind", ["sync", "async", "next step"])
 def test_copies_that_are_stepped_one_by_one_have_it(kind):
-    small = {"num_envs": 4, "horizon": 2}
+    env, limit = functools.partial(GymnasiumEnv, "Pendulum-v1", vectorization=kind), LIMIT
     if kind == "next step":
-        algorithm = build(sync, time_limit=..., **small)
-    else:
-        algorithm = PPOConfig(**GIVEN | small, random_start=True).build(
-            "Pendulum-v1", time_limit=LIMIT, vectorization=kind
-        )
-    try:
-        flags, stats = ended(algorithm, 12)
-        begun = offsets(flags)
-        assert len(begun.unique()) > 1
-        assert sum(row["episodes/ended"] for row in stats) == int(flags.sum()) - int((begun > 0).sum())
-    finally:
-        algorithm.env.close()
+        env, limit = sync, ...
+    algorithm = build(env, time_limit=limit, num_envs=4, horizon=2)
+    flags, stats = ended(algorithm, 12)
+    algorithm.env.close()
+    begun = offsets(flags)
+    assert len(begun.unique()) > 1
+    assert sum(row["episodes/ended"] for row in stats) == int(flags.sum()) - int((begun > 0).sum())
 
 
 class OwnClock(gymnasium.vector.VectorEnv):
@@ -162,16 +156,16 @@ class OwnClock(gymnasium.vector.VectorEnv):
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
 
 
+def own_clock(num_envs, **options):
+    return GymnasiumEnv(OwnClock(num_envs), **options)
+
+
 @pytest.mark.parametrize(
     ("env", "options", "why"),
     [
         (Pendulum, {"time_limit": None}, "`random_start` draws times below a time limit, and Pendulum has none"),
         (Pendulum, {"horizons_per_env_reset": 1}, r"`random_start` needs .* reset once \(horizons_per_env_reset=-1\)"),
-        (
-            lambda num_envs, **options: GymnasiumEnv(OwnClock(num_envs), **options),
-            {"time_limit": ...},
-            "counts its own",
-        ),
+        (own_clock, {"time_limit": ...}, "counts its own"),
     ],
 )
 def test_what_cannot_have_it_is_refused_in_a_line(env, options, why):

@@ -6,10 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
-from tests.algorithms.off_policy.test_offline import dataset
+from tests.algorithms.by_hand import dataset
 from tests.probes import OneStep
 
-from rl8x.algorithms import DQNConfig, FastTD3Config, IQLConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import BCConfig, DQNConfig, FastTD3Config, IQLConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -119,8 +119,23 @@ REFUSED = {  # messages, and what gets them
     r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC": lambda: IQLConfig(**DATA).build(
         dataset=switches()
     ),
+    "does not say what its spaces are": lambda: BCConfig(**DATA).build(dataset=Dataset(dataset().transitions)),
+    "BC learns from recorded transitions: give `dataset`": lambda: BCConfig().build(),
+    "give `env`, such as CartPole, or `dataset`": lambda: DQNConfig().build(),
+    "no data set in 'nothing'": lambda: BCConfig(dataset="nothing").build(),
+    r"`updates_per_step` needs a data set: .*; got 7\.": lambda: DQNConfig(updates_per_step=7).build(CartPole),
+    "DQN needs a Discrete action space": lambda: DQNConfig(**DATA).build(dataset=dataset(Pendulum)),
+    **{
+        f"`{name}` is about an environment or a replay: leave it out with a": (
+            lambda name=name, given=given: DQNConfig(**DATA, **{name: given}).build(dataset=dataset())
+        )
+        for name, given in {"prioritized": True, "num_envs": 4, "buffer_path": "here"}.items()
+    },
 }
 WRONG_KINDS = {
+    r"without an environment; got .* give it as `eval_env`": lambda: BCConfig(dataset=dataset()).build("CartPole"),
+    "without an environment": lambda: DQNConfig().build(CartPole, dataset=dataset()),
+    "`dataset` must be a path": lambda: BCConfig(dataset=3),
     "`num_envs` must be a whole number; got 2.5": lambda: ppo(num_envs=2.5),
     "`num_envs` must be a whole number; got True": lambda: ppo(num_envs=True),
     "`gamma` must be a number; got 'high'": lambda: ppo(gamma="high"),

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.algorithms.by_hand import batch_of, disturb, updated
+from tests.algorithms.by_hand import batch_of, disturb, of_steps, updated
+from tests.algorithms.test_conformance import train
 from tests.probes import OneStep, Probe
 
 from rl8x import keys
 from rl8x.algorithms import SACConfig
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.envs import CartPole, Pendulum
-from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
 SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
@@ -82,8 +82,7 @@ class Plain:
 
 def stepped(loss, parameters, lr=0.1):
     parameters = list(parameters)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for each, gradient in zip(parameters, gradients, strict=True):
+    for each, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
         if gradient is not None:
             each.data.sub_(lr * gradient)
 
@@ -96,8 +95,7 @@ def test_an_update_is_that_of_the_papers(env, options):
     for each in (algorithm, other):
         disturb(each)
     batch, plain = batch_of(algorithm), Plain(other)
-    goals = plain.goals(batch)
-    q_loss = plain.q_loss(batch, goals)
+    q_loss = plain.q_loss(batch, plain.goals(batch))
     stepped(q_loss, other.critics.parameters())
     policy_loss, entropies = plain.policy_loss(batch)
     stepped(policy_loss, other.policy.parameters())
@@ -105,11 +103,10 @@ def test_an_update_is_that_of_the_papers(env, options):
     alpha_loss = (plain.log_alpha.exp() * (entropies - other.target_entropy)).mean()
     stepped(alpha_loss, [plain.log_alpha])
     numbers, errors = updated(algorithm, batch)
-    assert numbers["losses/q"].item() == pytest.approx(q_loss.item(), rel=1e-4)
-    assert numbers["losses/policy"].item() == pytest.approx(policy_loss.item(), rel=1e-4)
-    assert numbers["losses/alpha"].item() == pytest.approx(alpha_loss.item(), rel=1e-4)
-    assert numbers["monitors/entropy"].item() == pytest.approx(entropies.mean().item(), rel=1e-4)
-    assert numbers["coefficients/alpha"].item() == pytest.approx(alpha, rel=1e-6)
+    expected = {"losses/q": q_loss, "losses/policy": policy_loss, "losses/alpha": alpha_loss}
+    expected |= {"monitors/entropy": entropies.mean(), "coefficients/alpha": torch.tensor(alpha)}
+    for name, number in expected.items():
+        assert numbers[name].item() == pytest.approx(number.item(), rel=1e-4), name
     assert errors.shape == (6,)
     for name in ("q", "policy", "alpha"):
         mine, wanted = (list(each.nets.trained[name].module.parameters()) for each in (algorithm, other))
@@ -155,19 +152,6 @@ def test_a_fixed_temperature_stays():
     assert updated(algorithm, batch_of(algorithm)).metrics["coefficients/alpha"].item() == 0.25
 
 
-# -- probes
-
-
-def learned(env, steps=25, **options):
-    settings = {"warmup_steps": 64, "lr": 0.01, "tau": 0.05, "updates_per_sample": 1.0, "gamma": 0.9, "alpha": 0.0}
-    settings |= {"batch_size": 32, "critic_hidden_sizes": [32]}
-    algorithm = build(env, **{**settings, **options})
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
-
-
 class FewLegal(Probe):
     """Two of eight actions are legal: no policy has an entropy of more than log 2."""
 
@@ -185,9 +169,9 @@ class FewLegal(Probe):
 
 
 def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
-    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9)
-    algorithm.collect()
-    row = algorithm.step()
+    options = {"warmup_steps": 64, "lr": 0.01, "tau": 0.05, "updates_per_sample": 1.0, "gamma": 0.9}
+    options |= {"batch_size": 32, "critic_hidden_sizes": [32], "target_entropy_frac": 0.9}
+    *_, row = train(build(FewLegal, **options), 26)
     assert row["monitors/entropy"] == pytest.approx(0.9 * math.log(2), abs=0.05)
     assert row["coefficients/alpha"] < 2.0
 
@@ -198,18 +182,12 @@ def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
 def offline(env, **options):
     """SAC on 40 rows of no environment."""
     made, generator = env(1), torch.Generator().manual_seed(3)
-    shape, space = made.single_observation_space.shape, made.single_action_space
-    obs = torch.randn(2, 40, *shape, generator=generator)
+    obs = torch.randn(40, *made.single_observation_space.shape, generator=generator)
     box = torch.rand(40, 1, generator=generator) * 4 - 2
-    actions = torch.randint(2, (40,), generator=generator) if isinstance(space, Discrete) else box
-    ends = torch.ones(40, dtype=torch.bool)
-    data = Dataset.from_tensors(
-        {"obs": obs[0], "actions": actions, "rewards": obs[0, :, 0], "terminated": ends, "truncated": ~ends}
-        | {"next_obs": obs[1]},
-        observation_space=made.single_observation_space,
-        action_space=space,
-    )
+    discrete = isinstance(made.single_action_space, Discrete)
+    actions = torch.randint(2, (40,), generator=generator) if discrete else box
     kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "batch_size", "critic_hidden_sizes")}
+    data = of_steps(made, obs, actions, obs[:, 0])
     return SACConfig(dataset=data, **{**kept, "execution": "eager", **options}).build()
 
 
@@ -262,13 +240,8 @@ def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
 def test_illegal_actions_are_not_in_the_sum():
     space = Dict({"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)})
     rows = {"x": torch.zeros(6, 1), "action_mask": torch.tensor([0, 1, 1], dtype=torch.int8).expand(6, 3)}
-    ends = torch.ones(6, dtype=torch.bool)
-    data = Dataset.from_tensors(
-        {"obs": rows, "next_obs": rows, "actions": torch.full((6,), 2), "rewards": torch.zeros(6)}
-        | {"terminated": ends, "truncated": ~ends},
-        observation_space=space,
-        action_space=Discrete(3, start=1),
-    )
+    declared = {"observation_space": space, "action_space": Discrete(3, start=1)}
+    data = of_steps(CartPole(1), rows, torch.full((6,), 2), torch.zeros(6), **declared)
     algorithm = SACConfig(dataset=data, cql_coeff=1.0, device="cpu", seed=1, batch_size=6).build()
     batch = {name: tensor[0] for name, tensor in algorithm._items(torch.arange(6).unsqueeze(0)).items()}
     penalty = algorithm._conservatism({}, batch | algorithm.replay.columns.views(batch))

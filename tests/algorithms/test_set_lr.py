@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.test_conformance import EACH, build, weights
+from tests.algorithms.test_conformance import EACH, build, train, weights
 from tests.probes import traced_only
 
 from rl8x import MemoryTracker, Trainer, keys
@@ -16,11 +16,7 @@ CASES = [*EACH, "ppo, gru", "sac from data", "td3 from data"]
 
 
 def steps(algorithm, count):
-    rates = []
-    for _ in range(count):
-        algorithm.collect()
-        rates.append(float(algorithm.step()[LR]))
-    return rates
+    return [float(row[LR]) for row in train(algorithm, count)]
 
 
 @pytest.mark.parametrize(
@@ -56,19 +52,10 @@ def test_a_rate_that_is_set_is_that_of_a_schedule_that_steps_to_it(name, executi
     assert all(map(torch.equal, mine.policy.parameters(), before))
 
 
-@pytest.mark.parametrize(
-    ("lr", "error"),
-    [
-        (-1e-3, ValueError),
-        (math.nan, ValueError),
-        (math.inf, ValueError),
-        (True, TypeError),
-        ("1e-3", TypeError),
-        ([[0, 1e-3]], TypeError),
-    ],
-)
-def test_other_rates_are_refused_and_change_nothing(lr, error):
+@pytest.mark.parametrize("lr", [-1e-3, math.nan, math.inf, True, "1e-3", [[0, 1e-3]]])
+def test_other_rates_are_refused_and_change_nothing(lr):
     algorithm = build("ppo", lr=1e-3)
+    error = ValueError if isinstance(lr, float) else TypeError
     with pytest.raises(error, match=r"the learning rate must be .*got"):
         algorithm.set_lr(lr)
     assert steps(algorithm, 1) == [1e-3]

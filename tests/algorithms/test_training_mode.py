@@ -1,24 +1,20 @@
 """Models with layers that differ in training: dropout, and batch normalisation."""
 
 import copy
-import functools
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from tests.algorithms.test_conformance import build, weights
+from tests.algorithms.test_conformance import build, train, weights
 from torch import nn
 
-from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import DQNConfig
+from rl8x import NullTracker, Trainer
 from rl8x.envs import CartPole
 from rl8x.export import export_policy
 from rl8x.models import Model
 from rl8x.policy import Policy
 
-CONFIG = {"device": "cpu", "seed": 0, "execution": "eager"}
-ONLINE = {**CONFIG, "num_envs": 8, "horizon": 8}
 # What PPO says of such models.
 pytestmark = pytest.mark.filterwarnings("ignore:.* gives other outputs in training mode")
 
@@ -60,27 +56,22 @@ class AlwaysCounting(Dropping):
         return super().forward(obs, state, starts)
 
 
-def ppo(model=Dropping, **options):
-    return PPOConfig.rl8(**{"model": model, "sgd_minibatch_size": 32, **ONLINE, **options}).build(CartPole)
+def make(case, model=Dropping, **options):
+    return build(case, model=model, model_config={}, **options)
 
 
-MAKES = {
-    name: functools.partial(build, name, model=Dropping, model_config={})
-    for name in ("ppo", "dqn", "bc from data", "iql from data", "distillation")
-}
+MODES = ["ppo", "dqn", "bc from data", "iql from data", "distillation"]
 
 
 def learn(algorithm, steps=3):
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
+    train(algorithm, steps)
     return algorithm
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_it_acts_in_evaluation_mode_and_the_seed_decides_what_training_drops(make):
+@pytest.mark.parametrize("case", MODES)
+def test_it_acts_in_evaluation_mode_and_the_seed_decides_what_training_drops(case):
     torch.manual_seed(1)
-    algorithm, acted = make(), make is not MAKES["bc from data"]  # IQL's targets are the policy's values
+    algorithm, acted = make(case), case != "bc from data"  # IQL's targets are the policy's values
     algorithm.policy.model.modes.clear()
     learn(algorithm)
     assert algorithm.policy.model.modes == {(True, True)} | ({(False, False)} if acted else set())
@@ -90,33 +81,26 @@ def test_it_acts_in_evaluation_mode_and_the_seed_decides_what_training_drops(mak
     # Torch's own generator decides nothing, and is left alone; a resume goes on with the run's numbers.
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    resumed = make()
-    resumed.load_state_dict(copy.deepcopy(learn(make(), 2).state_dict()))
+    resumed = make(case)
+    resumed.load_state_dict(copy.deepcopy(learn(make(case), 2).state_dict()))
     assert torch.equal(weights(learn(resumed, 1)), weights(algorithm))
     assert torch.equal(torch.get_rng_state(), before)
     resumed.seed += 1
     assert not torch.equal(weights(learn(resumed, 1)), weights(learn(algorithm, 1)))
 
 
-@pytest.fixture
-def four_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_threads_do_not_change_what_is_dropped(four_threads, monkeypatch):
+def test_threads_do_not_change_what_is_dropped(monkeypatch):
     monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
-    assert len({tuple(weights(learn(ppo(sgd_minibatch_size=64), 2)).tolist()) for _ in range(3)}) == 1
-    with ppo().updater._workers() as workers:
+    torch.set_num_threads(4)  # `apart` in tests/conftest.py sets it back
+    assert len({tuple(weights(learn(make("ppo", sgd_minibatch_size=64), 2)).tolist()) for _ in range(3)}) == 1
+    with make("ppo").updater._workers() as workers:
         assert workers.count == 1
     assert torch.get_num_threads() == 4
 
 
 def test_evaluations_change_neither_buffers_nor_what_training_draws():
     def trained(evaluates):
-        trainer = Trainer(ppo(Norming, seed=3), tracker=NullTracker(), num_eval_envs=4)
+        trainer = Trainer(make("ppo", Norming), tracker=NullTracker(), num_eval_envs=4)
         for _ in range(3):
             trainer.step()
             if evaluates:
@@ -130,7 +114,7 @@ def test_evaluations_change_neither_buffers_nor_what_training_draws():
 
 
 def test_a_file_and_a_student_act_in_evaluation_mode(tmp_path):
-    algorithm = learn(MAKES["distillation"]())
+    algorithm = learn(make("distillation"))
     for policy in (
         Policy.load(algorithm.policy.save(tmp_path / "policy"), trust=True),
         algorithm.student_policy(),
@@ -173,18 +157,17 @@ def test_what_leaves_a_training_loop_of_ones_own_acts_in_evaluation_mode(tmp_pat
     ],
 )
 def test_a_model_that_cannot_act_without_either_is_refused(model, says):
-    for make in (lambda: ppo(model), lambda: DQNConfig(model=model, **ONLINE).build(CartPole)):
+    for case in ("ppo", "dqn"):
         with pytest.raises(ValueError, match=says):
-            make()
+            make(case, model)
 
 
 @pytest.mark.parametrize(("model", "does"), [(Dropping, "draws random numbers"), (Norming, "changes its buffers")])
 def test_it_is_not_compiled(model, does):
-    with pytest.raises(
-        ValueError, match=rf"{model.__name__} {does} \(.*compiled programs do not support: use execution='eager'"
-    ):
-        ppo(model, execution="compile")
-    auto = ppo(model, execution="auto")
+    says = rf"{model.__name__} {does} \(.*compiled programs do not support: use execution='eager'"
+    with pytest.raises(ValueError, match=says):
+        make("ppo", model, execution="compile")
+    auto = make("ppo", model, execution="auto")
     auto.execution.plan(1.0, 1e9)
     assert [auto.execution.target, auto.params["execution"]] == ["eager", "eager"]
 
@@ -193,7 +176,7 @@ def test_batch_normalisation_is_refused_where_ranks_would_each_have_their_own(mo
     from rl8x.algorithms import base
 
     two = type("Two", (), {"size": 2, "rank": 0})()
-    algorithms = ppo(Norming), ppo()
+    algorithms = make("ppo", Norming), make("ppo")
     monkeypatch.setattr(base, "ranks", lambda: two)
     with pytest.raises(ValueError, match=r"Norming changes its buffers.* between the 2 ranks.* nn.LayerNorm, or one"):
         algorithms[0].check_model()
@@ -203,10 +186,10 @@ def test_batch_normalisation_is_refused_where_ranks_would_each_have_their_own(mo
 @pytest.mark.filterwarnings("default")
 def test_ppo_says_that_its_ratios_see_the_difference():
     with pytest.warns(RuntimeWarning, match="Dropping gives other outputs in training mode.*ratios"):
-        ppo()
+        make("ppo")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        MAKES["bc from data"]()
+        make("bc from data")
 
 
 # -- whether gradients are on around it

@@ -126,10 +126,11 @@ def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
     assert same_rings(loaded(tmp_path / "elsewhere/000001-step-1", 100), replay)
 
 
-def test_another_disk_gets_copies(tmp_path, monkeypatch):
-    def refuses(*args, **options):
-        raise OSError(18, "Invalid cross-device link")
+def refuses(*args, **options):
+    raise OSError(18, "Invalid cross-device link")
 
+
+def test_another_disk_gets_copies(tmp_path, monkeypatch):
     replay, manager = Replay(100, "cpu"), opened(tmp_path)
     add(replay, 30)
     first = save(manager, replay)
@@ -197,9 +198,6 @@ def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(tmp_path):
 
 
 def test_nothing_is_shared_with_a_checkpoint_that_was_found_damaged(tmp_path, monkeypatch):
-    def refuses(*args, **options):
-        raise OSError(18, "Invalid cross-device link")
-
     replay, manager = Replay(100, "cpu"), opened(tmp_path)
     add(replay, 30)
     first = save(manager, replay)
@@ -319,10 +317,5 @@ def test_segments_are_no_tensors_of_the_state():
 
 def test_large_rows_make_short_segments(monkeypatch):
     monkeypatch.setattr(segmentation, "_ROWS", 32_768)
-    assert [segmentation.segment_rows(size) for size in (1, 42 * 4, 500, 4 * 84 * 84, 10**9)] == [
-        32_768,
-        32_768,
-        8192,
-        256,
-        1,
-    ]
+    sizes = {1: 32_768, 42 * 4: 32_768, 500: 8192, 4 * 84 * 84: 256, 10**9: 1}
+    assert {size: segmentation.segment_rows(size) for size in sizes} == sizes

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import json
@@ -11,6 +10,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -28,6 +28,7 @@ from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
 from rl8x.replay.minari_format import write_minari
+from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -292,11 +293,7 @@ BOX = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32))
 @pytest.mark.parametrize(
     ("space", "actions", "says"),
     [
-        (
-            BOX,
-            [[0, 0], [1, 5], [1.5, 9], [0, -3]],
-            "`actions` is .* in 2 of 4 rows, first in row 2: 1.5, where -1 to 1",
-        ),
+        (BOX, [[0, 0], [1, 5], [1.5, 9], [0, -3]], "in 2 of 4 rows, first in row 2: 1.5, where -1 to 1"),
         (BOX, [[0, 0], [1, 5], [0.5, 9], [0, 3]], "`actions` is .* in 1 of 4 rows, first in row 2: 9, where 0 to 5"),
         (BOX, [[0, 0], [1, 5.000001], [-1.000001, 0], [1, 5]], None),
         (spaces.Box(0, np.inf, (), np.float32), [3e9, 0, 1, 2], None),
@@ -317,6 +314,52 @@ def test_the_row_that_stands_in_for_a_data_set_is_legal(actions):
     for seed in range(20):
         SEEN.seed(seed), actions.seed(seed)
         assert Dataset.stand_in(SEEN, actions).size == 1
+
+
+# -- spaces
+
+VECTOR, IMAGE = spaces.Box(-np.inf, np.inf, (1,)), spaces.Box(0, 255, (3, 8, 8), dtype=np.uint8)
+PARTS = {"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Discrete(3)])}
+SPACES = [VECTOR, IMAGE, spaces.Discrete(5, start=-2), spaces.MultiDiscrete([3, 4], start=[1, -1])]
+SPACES += [spaces.MultiBinary([2, 3]), spaces.MultiBinary(2), spaces.Dict(PARTS)]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_spaces_come_back_equal_from_json(space):
+    back = space_from_plain(json.loads(json.dumps(space_to_plain(space))))
+    assert back == space
+    if isinstance(space, spaces.Dict):
+        assert list(back.spaces) == list(space.spaces)
+
+
+@pytest.mark.parametrize(
+    ("actions", "declared", "message"),
+    [
+        (None, {"observation_space": spaces.Box(-1, 1, (3,))}, r"`obs` must be elements of Box\(\[3\]"),
+        (None, {"observation_space": spaces.Dict({"x": VECTOR})}, "needs `obs/x`; there are obs, actions"),
+        (None, {"action_space": spaces.Discrete(1)}, r"`actions` must be from 0 to 0, .* got 0 to 6"),
+        (None, {"action_space": VECTOR}, "`actions` must be elements of Box"),
+        ([1, 3], {"action_space": spaces.MultiDiscrete([2, 3])}, "`actions` must be from 0 to 2, .* got 3 to 3"),
+        ([5, 0], {"action_space": spaces.MultiBinary(2)}, "`actions` must be from 0 to 1, .* got 5 to 5"),
+    ],
+)
+def test_rows_that_are_no_elements_of_the_spaces_are_refused(actions, declared, message):
+    changes = {} if actions is None else {"actions": torch.tensor([actions] * 7)}
+    with pytest.raises(ValueError, match=message):
+        Dataset(broken(**changes), **declared)
+
+
+def test_whole_numbers_of_any_type_become_those_of_their_spaces():
+    image, taken = torch.randint(256, (7, 3, 8, 8)), torch.arange(7) % 2
+    declared = {"gaps": "truncate", "observation_space": IMAGE, "action_space": spaces.Discrete(2)}
+    for dtype in (torch.bool, torch.uint8, torch.int32):
+        given = broken(actions=taken.to(dtype), obs=image, next_obs=image)
+        found = Dataset(given, **declared).transitions
+        assert (found["actions"].dtype, found["next_obs"].dtype) == (torch.int64, torch.uint8)
+        assert torch.equal(found["actions"], taken)
+        assert torch.equal(found["obs"], image.to(torch.uint8))
+    with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
+        Dataset(given | {"obs": image + 300}, **declared)
 
 
 # -- files
@@ -371,10 +414,9 @@ def test_a_disk_without_room_is_a_line_and_no_death_by_a_signal(tmp_path, monkey
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no data set in"):
-        Dataset.load(tmp_path)
-    with pytest.raises(ValueError, match="no data set in"):
-        Dataset.load("nothing")
+    for path in (tmp_path, "nothing"):
+        with pytest.raises(ValueError, match="no data set in"):
+            Dataset.load(path)
 
 
 def fields(**changes):
@@ -390,8 +432,8 @@ DAMAGED = [  # a folder's meta.json, and what is said of it
     *((fields(shape=shape), NO_SHAPE) for shape in ([-2, -1], [2.0], [True], [[2]], 2, None)),
     (fields(shape=[10**12] * 2), "must have 4,000,000,000,000,000,000,000,000 bytes, and is shorter"),
     *(
-        (fields(dtype=dtype), "`obs` has the unknown dtype")
-        for dtype in ("torch.quint8", "torch.load", 3, ["torch.int8"])
+        (fields(dtype=kind), "`obs` has the unknown dtype")
+        for kind in ("torch.quint8", "torch.load", 3, ["torch.int8"])
     ),
 ]
 
@@ -584,18 +626,6 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
         Dataset.load("D4RL/pen/human-v2")
 
 
-@dataclasses.dataclass
-class Episode:
-    """What Minari's `EpisodeData` has."""
-
-    id: int
-    observations: Any
-    actions: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-
-
 class Recorded:
     def __init__(self, episodes):
         self.episodes = episodes
@@ -605,6 +635,7 @@ class Recorded:
 
 
 def episode(number, steps, end, **changes):
+    """What Minari's `EpisodeData` has."""
     flags = np.arange(steps) == steps - 1
     values: dict[str, Any] = {
         "observations": {"x": np.arange(steps + 1.0)[:, None] + 10 * number},
@@ -613,7 +644,7 @@ def episode(number, steps, end, **changes):
         "terminations": flags & (end == "terminated"),
         "truncations": flags & (end == "truncated"),
     }
-    return Episode(number, **(values | changes))
+    return SimpleNamespace(id=number, **(values | changes))
 
 
 def test_minaris_episodes_keep_their_true_final_observations():
@@ -711,29 +742,24 @@ def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="Minari is not installed, whose data sets are read")
     pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    env, buffers = gymnasium.make("CartPole-v1", max_episode_steps=12), []
-    for seed in range(3):
-        steps: dict[str, list[Any]] = {name: [] for name in ("rewards", "terminations", "truncations")}
-        observations, ended = [env.reset(seed=seed)[0]], False
-        while not ended:
-            obs, reward, terminated, truncated, _ = env.step(seed % 2)
-            observations.append(obs)
-            for name, value in zip(steps, (float(reward), terminated, truncated), strict=True):
-                steps[name].append(value)
-            ended = terminated or truncated
-        actions = np.full(len(observations) - 1, seed % 2)
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(id=seed, observations=np.stack(observations), actions=actions, **steps)
-        )
-    made = minari.create_dataset_from_buffers("test/cartpole-v0", buffers, env=env)
+    buffers = []
+    for number, steps in enumerate((3, 5)):
+        ends = [False] * (steps - 1) + [True]
+        flags = {"terminations": ends, "truncations": [False] * steps, "rewards": [1.5] * steps}
+        seen, actions = np.full((steps + 1, 4), number, np.float32), np.full(steps, number)
+        buffer = minari.data_collector.EpisodeBuffer(id=number, observations=seen, actions=actions, **flags)
+        buffers.append(buffer)
+    minari.create_dataset_from_buffers("test/cartpole-v0", buffers, env=gymnasium.make("CartPole-v1"))
     dataset = Dataset.load("test/cartpole-v0")
-    assert dataset.size == made.total_steps
-    assert dataset.episode_returns.tolist() == [float(each.rewards.sum()) for each in made.iterate_episodes()]
+    assert dataset.transitions["actions"].tolist() == [0] * 3 + [1] * 5
+    assert dataset.episode_returns.tolist() == [4.5, 7.5]
     with pytest.raises(ValueError, match="Minari has no data set 'test/other-v0'"):
         Dataset.load("test/other-v0")
 
 
 OTHER_ENV = {"env_spec": json.dumps({"id": "antigravity:X-v0", "entry_point": "antigravity:X", "kwargs": {}})}
+HUGE = {"type": "Box", "dtype": "float32", "shape": [10**6, 10**6], "low": 0.0, "high": 1.0}
+HUGE = {"observation_space": json.dumps(HUGE)}
 
 
 @pytest.fixture
@@ -775,14 +801,7 @@ def test_damaged_files_of_minaris_are_refused_or_have_as_many_transitions(name, 
         (lambda data: data.update(total_episodes=10**10), "damaged: its metadata say"),
         (lambda data: data.update(data_format="unknown"), "damaged: 'unknown'"),
         (lambda data: data.update(minari_version="99"), "does not support"),
-        (
-            lambda data: data.update(
-                observation_space=json.dumps(
-                    {"type": "Box", "dtype": "float32", "shape": [10**6, 10**6], "low": 0.0, "high": 1.0}
-                )
-            ),
-            r"a Box has at most 268,435,456 numbers; got \[1000000, 1000000\]",
-        ),
+        (lambda data: data.update(HUGE), r"a Box has at most 268,435,456 numbers; got \[1000000, 1000000\]"),
         (lambda data: data.update(observation_space="[" * 10_000), "damaged: "),
     ],
 )

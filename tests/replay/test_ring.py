@@ -52,13 +52,7 @@ def test_a_batch_is_one_selection_of_each_dtype():
     replay = Replay(8, "cpu")
     replay.append(rows_of(range(8)))
     batches = replay.gather(torch.tensor([[3, 1], [0, 7], [2, 2]]))
-    assert {name: tuple(each.shape) for name, each in batches.items()} == {
-        "obs/image": (3, 2, 2, 3),
-        "obs/vector": (3, 2, 3),
-        "actions": (3, 2),
-        "returns": (3, 2),
-        "flags": (3, 2, 2),
-    }
+    assert {each.shape[:2] for each in batches.values()} == {(3, 2)}
     assert same_rows({name: each.flatten(0, 1) for name, each in batches.items()}, [3, 1, 0, 7, 2, 2])
     # float32 together, uint8 images apart, int64, bool
     assert len({each.untyped_storage().data_ptr() for each in batches.values()}) == 4
@@ -101,10 +95,7 @@ def test_rows_that_are_not_finite_do_not_enter(number):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"returns": torch.zeros(2, dtype=torch.float64)},
-            r"holds .*returns float32 .*; got .*returns float64",
-        ),
+        ({"returns": torch.zeros(2).double()}, r"holds .*returns float32 .*; got .*returns float64"),
         ({"returns": torch.zeros(2, 1)}, r"returns float32 \[1\]"),
         ({"more": torch.zeros(2)}, "more"),
         ({"returns": torch.zeros(3)}, "equally many"),

@@ -25,9 +25,8 @@ def tiny(**options):
 
 def losses(evaluation, batch, config, entropy_coeff):
     """The losses of a minibatch, given what the policy says of it."""
-    return PPO.losses(
-        lambda *_: evaluation, dict.fromkeys((keys.OBS, keys.ACTIONS, keys.STARTS)) | batch, {}, entropy_coeff, config
-    )
+    unread = dict.fromkeys((keys.OBS, keys.ACTIONS, keys.STARTS))
+    return PPO.losses(lambda *_: evaluation, unread | batch, {}, entropy_coeff, config)
 
 
 def train(algorithm, steps):
@@ -35,9 +34,6 @@ def train(algorithm, steps):
         algorithm.collect()
         algorithm.step()
     return algorithm
-
-
-# -- probe environments: known values, known best actions
 
 
 def test_rewards_behind_a_new_episode_do_not_scale_it():
@@ -108,18 +104,11 @@ def test_normalised_float64_is_recomputed_from_all_of_its_digits():
 
 def test_losses_by_hand():
     config = PPOConfig.rl8(clip_param=0.2, dual_clip_param=2.0, vf_clip_param=1.0, vf_coeff=0.5, device="cpu")
-    log = torch.log
     # (ratio, advantage): clipped above; unclipped; clipped below with A < 0; dual clip with A < 0 and a large ratio
     ratios, advantages = torch.tensor([[1.5, 1.1, 0.5, 5.0]]), torch.tensor([[1.0, 1.0, -1.0, -1.0]])
     batch = {keys.LOGP: torch.zeros(1, 4), keys.ADVANTAGES: advantages, keys.RETURNS: torch.zeros(1, 4)}
-    values = torch.tensor([[0.5, 0.0, 3.0, -1.0]])
-    sums = dict(
-        zip(
-            PPO_LOSS_METRICS,
-            losses(Evaluation(log(ratios), values, torch.full((1, 4), 0.7)), batch, config, torch.tensor(0.1)),
-            strict=True,
-        )
-    )
+    evaluation = Evaluation(ratios.log(), torch.tensor([[0.5, 0.0, 3.0, -1.0]]), torch.full((1, 4), 0.7))
+    sums = dict(zip(PPO_LOSS_METRICS, losses(evaluation, batch, config, torch.tensor(0.1)), strict=True))
     # surrogates: 1.2, 1.1, min(-0.5, -0.8) = -0.8, max(-5, -2) = -2
     assert sums["losses/policy"] == pytest.approx(-(1.2 + 1.1 - 0.8 - 2.0), abs=1e-5)
     # smooth L1: 0.125, 0, 2.5 -> 1, 0.5
@@ -128,7 +117,7 @@ def test_losses_by_hand():
     assert sums["losses/total"] == pytest.approx(0.5 + 0.5 * 1.625 - 0.1 * 2.8, abs=1e-5)
     assert sums["monitors/clip_frac"] == 3
     assert sums["monitors/vf_clip_frac"] == 1  # 2.5 > 1
-    assert sums["monitors/kl_div"] == pytest.approx(float((ratios - 1 - log(ratios)).sum()), abs=1e-5)
+    assert sums["monitors/kl_div"] == pytest.approx(float((ratios - 1 - ratios.log()).sum()), abs=1e-5)
 
 
 def test_filler_rows_do_not_count():
@@ -155,14 +144,18 @@ class ShortEpisodes(probes.Steps):
         return super().step(action)
 
 
+def logging(log, num_envs, mode):
+    env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * num_envs, autoreset_mode=mode), seed=1)
+    schedule = {"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}
+    algorithm = tiny(num_envs=num_envs, horizon=7 if num_envs > 1 else 1, lr_schedule=schedule).build(env)
+    log.clear()  # of what was tried
+    return algorithm
+
+
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
     log: list[int] = []
-    env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * 3, autoreset_mode=mode), seed=1)
-    algorithm = tiny(num_envs=3, horizon=7, lr_schedule={"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}).build(
-        env
-    )
-    log.clear()  # of what was tried
+    algorithm = logging(log, 3, mode)
     for _ in range(3):
         algorithm.collect()
         assert algorithm.counters[keys.ENV_STEPS] == len(log)
@@ -172,10 +165,7 @@ def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
 
 def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
     log: list[int] = []
-    algorithm = tiny(num_envs=1, horizon=1).build(
-        GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)], autoreset_mode=AutoresetMode.NEXT_STEP), seed=1)
-    )
-    log.clear()  # of what was tried
+    algorithm = logging(log, 1, AutoresetMode.NEXT_STEP)
     for _ in range(6):
         before = len(log)
         collected = algorithm.collect()
@@ -196,44 +186,6 @@ def test_accumulated_minibatches_equal_one_batch():
     torch.testing.assert_close(probes.weights_of(parts), probes.weights_of(whole), atol=1e-5, rtol=1e-5)
     for name in PPO_LOSS_METRICS:
         assert stats[0][name] == pytest.approx(stats[1][name], abs=1e-5)
-
-
-def test_one_update_equals_plain_autograd_and_adam():
-    algorithm = tiny(num_sgd_iters=1, entropy_coeff=0.01, max_grad_norm=0.1, normalize_rewards=False).build(CartPole)
-    algorithm.collect()
-    twin = tiny().build(CartPole).policy
-    twin.load_state_dict(algorithm.policy.state_dict())
-    algorithm.set_targets()
-    batch, _ = algorithm.pack.gather(slice(0, 128))
-    batch = {name: value.clone() for name, value in batch.items()}
-    adam = torch.optim.Adam(twin.parameters(), lr=1e-3)
-    ratio = (twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS]).logp - batch[keys.LOGP]).exp()
-    evaluation = twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS])
-    advantages = batch[keys.ADVANTAGES]
-    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
-    vf_loss = (
-        torch.nn.functional.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none").clamp(max=5).mean()
-    )
-    (vf_loss - surrogate - 0.01 * evaluation.entropy.mean()).backward()
-    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
-    adam.step()
-    stats = algorithm.step()
-    assert stats["monitors/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-    torch.testing.assert_close(
-        probes.weights_of(algorithm), torch.cat([w.detach().flatten() for w in twin.parameters()]), atol=1e-6, rtol=1e-5
-    )
-
-
-def test_a_kl_limit_ends_the_updates_and_leaves_the_weights():
-    free = tiny(lr=0.05, num_sgd_iters=20).build(CartPole)
-    held = tiny(lr=0.05, num_sgd_iters=20, target_kl_div=0.002).build(CartPole)
-    for algorithm in (free, held):
-        algorithm.collect()
-    stopped, went_on = held.step(), free.step()
-    assert stopped["monitors/kl_div"] < went_on["monitors/kl_div"] > 0.003
-    assert 1 <= held.counters[keys.UPDATES] < 20 == free.counters[keys.UPDATES]
-    assert stopped["monitors/refused_updates"] == 20 - held.counters[keys.UPDATES]
-    assert "monitors/refused_updates" not in went_on
 
 
 @pytest.mark.parametrize("host_looks", [True, False])
@@ -297,7 +249,6 @@ def test_the_buffer_is_a_tensordict_over_the_same_memory():
     algorithm.step()
     algorithm.collect()
     assert pointers == {name: value.data_ptr() for name, value in algorithm.rollout.tensors.items()}
-    assert torch.equal(algorithm.rollout[keys.OBS][0], algorithm.rollout[keys.OBS][0])
 
 
 # -- building
@@ -313,15 +264,11 @@ def test_an_env_config_that_would_never_apply_is_refused():
 
 def test_params_name_every_hyperparameter():
     params = tiny(lr_schedule=[[0, 1e-3], [100, 1e-4]]).build(CartPole).params
+    told = {name.split(".")[0] for name in params}
     for field in dataclasses.fields(PPOConfig):
-        assert (
-            field.name in params
-            or any(name.startswith(field.name + ".") for name in params)
-            or getattr(PPOConfig(), field.name) == {}
-        ), field.name
+        assert field.name in told or getattr(PPOConfig(), field.name) == {}, field.name
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
-    assert params["model_config.hidden_sizes"] == [16]
-    assert params["seed"] == 3
+    assert (params["model_config.hidden_sizes"], params["seed"]) == ([16], 3)
 
 
 class Windy(CartPole):
@@ -330,6 +277,11 @@ class Windy(CartPole):
 
 
 UNSEEN = {"env.observe_parameters": "none"}
+
+
+CARTPOLE = {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
+CARTPOLE |= {"env": "GymnasiumEnv", "env.vectorization": "sync"}
+SUTTON = {"sutton_barto_reward": True}
 
 
 @pytest.mark.parametrize(
@@ -342,23 +294,12 @@ UNSEEN = {"env.observe_parameters": "none"}
             {"observe_parameters": "critic"},
             {"env": "Windy", "env.time_limit": 500, "env.kwargs.wind": 3.0, "env.observe_parameters": "critic"},
         ),
+        ("CartPole-v1", SUTTON | {"time_limit": 9}, CARTPOLE | {"env.time_limit": 9}),
+        (functools.partial(GymnasiumEnv, lambda: gymnasium.make("CartPole-v1", **SUTTON)), {}, CARTPOLE),
         (
-            "CartPole-v1",
-            {"sutton_barto_reward": True, "time_limit": 9},
-            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 9}
-            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
-        ),
-        (
-            functools.partial(GymnasiumEnv, lambda: gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
-            {},
-            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
-            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
-        ),
-        (
-            lambda: gymnasium.make_vec("CartPole-v1", 8, sutton_barto_reward=True),
+            lambda: gymnasium.make_vec("CartPole-v1", 8, **SUTTON),
             None,
-            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
-            | {"env": "GymnasiumEnv", "env.vectorization": "CartPoleVectorEnv"},
+            CARTPOLE | {"env.vectorization": "CartPoleVectorEnv"},
         ),
     ],
 )

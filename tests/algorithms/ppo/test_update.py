@@ -4,7 +4,7 @@ from tests.algorithms.test_conformance import build, train, weights
 from tests.probes import traced_only
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _traced_only(monkeypatch):
     """Run the trace itself: what a compiled program computes, without the half minute that compiling takes."""
     traced_only(monkeypatch)
@@ -14,7 +14,6 @@ CHUNKED = ["ppo, continuous", "ppo, entropy and dual clip", "ppo, one batch", "p
 CHUNKED += ["ppo, adamw", "ppo, lstm", "ppo, gru"]
 
 
-@pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
 def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after_an_epoch(limit, calls):
     """Three epochs of two minibatches; the orders of those that are not begun are not drawn."""
@@ -43,13 +42,9 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
     monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_STEPS", 5)
     monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(2)  # `apart` in tests/conftest.py sets it back
 
 
-@pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 @pytest.mark.parametrize("case", CHUNKED)
 def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode, request):
@@ -62,7 +57,6 @@ def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode,
     torch.testing.assert_close(weights(chunked), weights(whole), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("_traced_only")
 def test_chunks_of_wide_observations_are_smaller():
     algorithm = build("ppo", execution="compile")
     algorithm.collect()
