@@ -37,11 +37,8 @@ def test_free_standard_deviations_are_parameters_and_state_ones_features():
     assert params.mean.tolist() == [[1.0, 2.0, 3.0]]
     assert torch.allclose(params.log_std, torch.tensor([[0.0, 0.5, -0.5]]) + math.log(0.5))
     assert torch.equal(free.from_features(features[:, :3]).log_std, torch.zeros(1, 3))
-
-
-def test_initial_std_is_what_a_free_standard_deviation_starts_from():
-    params = Normal(box(2), initial_std=0.25).from_features(torch.zeros(5, 2))
-    assert torch.allclose(params.log_std.exp(), torch.full((5, 2), 0.25))
+    begun = Normal(box(2), initial_std=0.25).from_features(torch.zeros(5, 2))
+    assert torch.allclose(begun.log_std.exp(), torch.full((5, 2), 0.25))
 
 
 def test_standard_deviations_stay_within_their_bounds():
@@ -50,27 +47,19 @@ def test_standard_deviations_stay_within_their_bounds():
     assert params.log_std.squeeze(-1).tolist() == pytest.approx([-2.0, 1.0, 0.3])
 
 
-def test_kl_by_hand_and_of_nearly_equal_distributions():
-    # KL(N(0, 1) || N(1, 2^2)) = log 2 + (1 + 1) / 8 - 1/2 = 0.443147.
-    distribution = Normal(box(1))
-    one = NormalParams(torch.zeros(1, 1), torch.zeros(1, 1))
-    two = NormalParams(torch.ones(1, 1), torch.full((1, 1), math.log(2.0)))
-    assert distribution.kl(one, two).item() == pytest.approx(0.443147, abs=1e-6)
+def test_kl_of_nearly_equal_distributions_keeps_its_digits():
+    distribution, one = Normal(box(1)), NormalParams(torch.zeros(1, 1), torch.zeros(1, 1))
     assert distribution.kl(one, one).item() == 0.0
     # KL of two normals that differ by d in log std is d^2 to leading order.
     near = NormalParams(torch.zeros(1, 1), torch.full((1, 1), 1e-3))
     assert distribution.kl(one, near).item() == pytest.approx(1e-6, rel=0.1)
 
 
-def test_samples_are_mean_plus_std_times_noise_scored_to_the_bit_like_stored_actions():
-    distribution = Normal(box(2))
-    params = random_params(4, 7, 2)
+def test_samples_are_mean_plus_std_times_noise():
+    distribution, params = Normal(box(2)), random_params(4, 7, 2)
     noise = noise_of(distribution, (4, 7), torch.Generator().manual_seed(0), "cpu")
-    assert noise.shape == (4, 7, 2)
-    actions, logp = distribution.sample(params, noise)
-    assert actions.dtype == torch.float32
+    actions, _ = distribution.sample(params, noise)
     assert torch.allclose(actions, params.mean + params.log_std.exp() * noise, atol=1e-6)
-    assert torch.equal(logp, distribution.logp(params, actions))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
@@ -119,9 +108,7 @@ def one(mean: float, std: float) -> tuple[SquashedNormal, NormalParams]:
 def test_samples_lie_in_the_box_and_each_dimension_has_its_own_bounds():
     distribution = SquashedNormal(SPACE, std="free", initial_std=7.0)
     params = distribution.from_features(torch.zeros(5000, 2))
-    actions, logp = distribution.sample(
-        params, noise_of(distribution, (5000,), torch.Generator().manual_seed(0), "cpu")
-    )
+    actions, logp = drawn(distribution, torch.zeros(5000, 2))
     assert all(SPACE.contains(action) for action in actions.detach().numpy())
     assert bool((actions.amax(0) > torch.tensor([1.99, 9.99])).all())
     assert bool((actions.amin(0) < torch.tensor([-1.99, 0.01])).all())
@@ -134,12 +121,8 @@ def test_logp_agrees_with_torch():
     features = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     params = distribution.from_features(features)
     actions, logp = distribution.sample(params, noise_of(distribution, (200,), torch.Generator().manual_seed(1), "cpu"))
-    transforms = [
-        torch.distributions.transforms.TanhTransform(),
-        torch.distributions.transforms.AffineTransform(
-            torch.tensor([0.0, 5.0], dtype=torch.float64), torch.tensor([2.0, 5.0])
-        ),
-    ]
+    of_torch, middle = torch.distributions.transforms, torch.tensor([0.0, 5.0], dtype=torch.float64)
+    transforms = [of_torch.TanhTransform(), of_torch.AffineTransform(middle, torch.tensor([2.0, 5.0]))]
     base = torch.distributions.Normal(params.mean.double(), params.log_std.double().exp())
     reference = torch.distributions.TransformedDistribution(base, transforms).log_prob(actions.double()).sum(-1)
     inside = (actions - torch.tensor([0.0, 5.0])).div(torch.tensor([2.0, 5.0])).abs().amax(-1) < 0.999

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,12 +27,6 @@ SMALL = {
 }
 
 
-class Mine(Model):
-    def __init__(self, observation_space, num_features, width=3):
-        super().__init__(observation_space, num_features)
-        self.width = width
-
-
 def test_what_is_built_from_an_instance_has_its_weights_in_memory_of_its_own():
     model = MLPModel(CartPole(1).single_observation_space, 2, hidden_sizes=[4])
     for weights in model.parameters():
@@ -50,32 +43,6 @@ def test_what_is_built_from_an_instance_has_its_weights_in_memory_of_its_own():
     Trainer(second, tracker=NullTracker(), eval_env=False).step()
     for one, other in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_an_instance_that_cannot_be_copied_is_refused_in_one_line():
-    mine = Mine(OBS, 2)
-    mine.lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"a copy of the Mine given, .*lock.*: give the class, and its arguments"):
-        make_model(mine, OBS, 2)
-
-
-@pytest.mark.parametrize(
-    ("spec", "config", "error", "says"),
-    [
-        ("lsmt", None, ValueError, "Did you mean 'lstm'.*mlp, lstm, gru, cnn, attention"),
-        ("LSTM", None, ValueError, "Did you mean 'lstm'"),
-        ("mlp", {"hidden_size": 3}, ValueError, "'hidden_size' of MLPModel.* It is 'hidden_sizes' here"),
-        ("lstm", {"hidden_sizes": 3}, ValueError, "It is 'hidden_size' here"),
-        (Mine, {"depth": 3}, ValueError, "width"),
-        (Mine(OBS, 2), {"width": 3}, ValueError, "not an instance of Mine"),
-        (Mine(OBS, 3), None, ValueError, "num_features=3.*needs 2"),
-        (torch.nn.Linear, None, TypeError, "subclass of Model"),
-        (5, None, TypeError, "subclass of Model"),
-    ],
-)
-def test_what_is_wrong_is_said(spec, config, error, says):
-    with pytest.raises(error, match=says):
-        make_model(spec, OBS, 2, config)
 
 
 def make(name):

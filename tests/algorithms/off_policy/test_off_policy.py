@@ -1,6 +1,7 @@
 import copy
 import functools
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.test_conformance import train
 from tests.probes import Probe, Steps
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,14 +26,6 @@ SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "
 def build(env=CartPole, **options):
     config = {**SMALL, "warmup_steps": 16, "batch_size": 4, "buffer_size": 100, "execution": "eager", **options}
     return DQNConfig(**config).build(env)
-
-
-def train(algorithm, steps):
-    rows = []
-    for _ in range(steps):
-        collected = algorithm.collect()
-        rows.append({**collected, **algorithm.step()})
-    return rows
 
 
 class Counting(Probe):
@@ -87,33 +81,26 @@ def test_a_row_without_updates_has_no_losses_and_conditions_wait_for_them():
 # -- what is stored
 
 
-def test_no_return_reaches_across_an_evaluation_in_the_training_environment():
-    algorithm = build(Counting, n_step=3, gamma=0.5)
+@pytest.mark.parametrize(
+    ("evaluates", "spans"),
+    [  # where rows begin and end
+        # Steps 4 and 5 were the evaluation's; the rows of steps 2 and 3 end before it.
+        (True, [(0, 3), (1, 4), (2, 4), (3, 4), (6, 9), (7, 10)]),
+        # A reset truncates what goes on.
+        (False, [(0, 3), (1, 4), (2, 4), (3, 4)]),
+    ],
+)
+def test_no_return_reaches_across_an_evaluation_or_a_reset_of_the_training_environment(evaluates, spans):
+    algorithm = build(Counting, n_step=3, gamma=0.5, horizons_per_env_reset=-1 if evaluates else 2)
     train(algorithm, 2)
-    algorithm.evaluate()
+    if evaluates:
+        algorithm.evaluate()
     train(algorithm, 2)
     stored = algorithm.replay.as_tensordict()
     begin, after = stored["obs"].squeeze(1), stored["next_obs"].squeeze(1)
-    # Steps 4 and 5 were the evaluation's; the rows of steps 2 and 3 end before it.
-    assert sorted(set(zip(begin.tolist(), after.tolist(), strict=True))) == [
-        (0, 3),
-        (1, 4),
-        (2, 4),
-        (3, 4),
-        (6, 9),
-        (7, 10),
-    ]
-    assert stored["returns"][begin == 3].tolist() == [4.0] * 8
-    assert stored["discounts"][begin == 3].tolist() == [0.5] * 8
-
-
-def test_a_reset_truncates_what_goes_on():
-    algorithm = build(Counting, n_step=3, gamma=0.5, horizons_per_env_reset=2)
-    train(algorithm, 4)
-    stored = algorithm.replay.as_tensordict()
-    pairs = set(zip(stored["obs"].squeeze(1).tolist(), stored["next_obs"].squeeze(1).tolist(), strict=True))
-    assert pairs == {(0.0, 3.0), (1.0, 4.0), (2.0, 4.0), (3.0, 4.0)}
-    assert stored["discounts"][stored["obs"].squeeze(1) == 3].unique().tolist() == [0.5]
+    assert sorted(set(zip(begin.tolist(), after.tolist(), strict=True))) == spans
+    assert stored["returns"][begin == 3].unique().tolist() == [4.0]
+    assert stored["discounts"][begin == 3].unique().tolist() == [0.5]
 
 
 def test_observations_are_kept_as_they_were_and_normalised_where_they_are_used():
@@ -196,6 +183,24 @@ def test_another_ratio_goes_on_from_what_was_owed():
     assert slower.counters["algorithm/updates"] == algorithm.counters["algorithm/updates"] + 8
 
 
+def test_rows_keep_their_returns_where_a_resume_changes_what_returns_are(tmp_path):
+    first = Trainer(build(gamma=0.5), tracker=NullTracker(), checkpoints=tmp_path, eval_env=False)
+    first.run(max_steps=2, progress="none")
+    stored = first.algorithm.replay.as_tensordict()
+    says = "the 32 rows of the replay keep the returns of n_step=1 and gamma=0.5; rows from here on have n_step=3 and "
+    with pytest.warns(RuntimeWarning, match=f"{says}gamma=0.9, and replace the others within 100 transitions"):
+        second = Trainer.resume(tmp_path, overrides={"gamma": 0.9, "n_step": 3})
+    second.run(max_steps=4, progress="none")
+    rows_now = second.algorithm.replay.as_tensordict()
+    assert torch.equal(rows_now["discounts"][:32], stored["discounts"])
+    assert {0.5} == {*stored["discounts"][stored["discounts"] > 0].tolist()}
+    assert rows_now["discounts"][32:].max() == pytest.approx(0.9**3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer.resume(tmp_path)  # nothing changes now
+        Trainer.resume(tmp_path, overrides={"lr": 1e-4})
+
+
 # -- what went wrong in other libraries
 
 
@@ -214,14 +219,8 @@ def test_no_return_reaches_across_the_reset_of_a_resumed_simulator(tmp_path):
         second.step()
     stored = second.algorithm.replay.as_tensordict()
     rows = zip(*(stored[name].flatten().tolist() for name in ("obs", "next_obs", "returns", "discounts")), strict=True)
-    assert sorted(rows) == sorted(
-        8
-        * [
-            *[(i, i + 3, 1.75, 0.125) for i in (0, 1, 2, 3)],
-            *[(4, 6, 1.5, 0.25), (5, 6, 1.0, 0.5)],
-            *[(i, i + 3, 1.75, 0.125) for i in (0, 1)],
-        ]
-    )
+    wanted = [*[(i, i + 3, 1.75, 0.125) for i in (0, 1, 2, 3, 0, 1)], (4, 6, 1.5, 0.25), (5, 6, 1.0, 0.5)]
+    assert sorted(rows) == sorted(8 * wanted)
 
 
 class Touched(TorchDispatchMode):
