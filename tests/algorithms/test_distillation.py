@@ -14,14 +14,7 @@ from tests.probes import Probe, traced_only
 
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
 from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
-from rl8x.algorithms.teacher import (
-    Student,
-    View,
-    describe_teacher,
-    find_teacher,
-    make_teacher,
-    read_weights,
-)
+from rl8x.algorithms.teacher import Student, View, describe_teacher, find_teacher, make_teacher, read_weights
 from rl8x.checkpoint import CheckpointError
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum

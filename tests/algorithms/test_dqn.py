@@ -273,8 +273,7 @@ def test_the_default_of_n_step_gives_way_where_another_policy_acted(given, with_
 
 
 @pytest.mark.parametrize(
-    ("given", "norms", "width"),
-    [({}, 2, 128), ({"hidden_sizes": [8]}, 1, 8), ({"layer_norm": False}, 0, 128)],
+    ("given", "norms", "width"), [({}, 2, 128), ({"hidden_sizes": [8]}, 1, 8), ({"layer_norm": False}, 0, 128)]
 )
 def test_the_default_network_is_normalised(given, norms, width):
     modules = list(DQNConfig(num_envs=2, model_config=given).build(CartPole).policy.model.actor)

@@ -7,14 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from rl8x.distributions import (
-    Categorical,
-    Composite,
-    NoisyDeterministic,
-    Normal,
-    SquashedNormal,
-    make_distribution,
-)
+from rl8x.distributions import Categorical, Composite, NoisyDeterministic, Normal, SquashedNormal, make_distribution
 
 BOX, HALF, TWO = Box(-1.0, 1.0, (2,)), Box(-np.inf, 1.0, (2,)), Discrete(2)
 MIXED = Dict({"go": Discrete(3), "steer": BOX})

@@ -9,12 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.envs import (
-    BUILTIN,
-    CartPole,
-    DiscreteDummy,
-    Pendulum,
-)
+from rl8x.envs import BUILTIN, CartPole, DiscreteDummy, Pendulum
 from rl8x.envs.base import Env, Parameter
 from rl8x.randomization import Grid, LogUniform, Normal, Uniform
 from rl8x.trees import flatten_tree

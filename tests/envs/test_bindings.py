@@ -68,14 +68,8 @@ class Echo(gymnasium.Env):
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_an_episode_is_of_its_own_parameters_from_its_reset_to_its_end(vectorization, mode):
     num_envs = 3
-    env = GymnasiumEnv(
-        Echo,
-        num_envs,
-        seed=0,
-        vectorization=vectorization,
-        parameters={"wind": "wind"},
-        vector_kwargs={"autoreset_mode": mode},
-    )
+    options = {"parameters": {"wind": "wind"}, "vector_kwargs": {"autoreset_mode": mode}}
+    env = GymnasiumEnv(Echo, num_envs, seed=0, vectorization=vectorization, **options)
     obs, _ = env.reset(config={"wind": Uniform(2.0, 3.0)})
     episodes = [{float(value)} for value in env.carry["parameters"]["wind"]]
     assert torch.equal(obs[:, 0], env.carry["parameters"]["wind"])
@@ -172,11 +166,8 @@ def test_paths_lead_to_elements_and_whole_arrays():
     assert [env.parameters[name].default for name in parameters] == [1.0, 4.0, 2.0, 1.0, 2.0, 1.0]
     env.reset(config={"first": 7, "deep": 5, "wide": 3, "count": 4, "all": 3})
     inside = env.vector_env.envs[0].unwrapped
-    assert (inside.gusts.tolist(), inside.inner.gusts.tolist(), inside.wide.tolist()) == (
-        [7.0, 2.0],
-        [1.0, 5.0],
-        [3.0, 3.0],
-    )
+    arrays = inside.gusts, inside.inner.gusts, inside.wide
+    assert [each.tolist() for each in arrays] == [[7.0, 2.0], [1.0, 5.0], [3.0, 3.0]]
     assert (inside.count, type(inside.count), inside.inner.wind, inside.limits) == (4, int, 3.0, {"x": 12.0})
     with pytest.raises(ValueError, match=r"'count' is a whole number; got 2\.5\. Draw whole ones with Choice"):
         env.reset(config={"count": 2.5})
@@ -279,9 +270,8 @@ def test_values_that_are_drawn_need_a_reset_that_can_be_seen():
     env = GymnasiumEnv(Many(AutoresetMode.SAME_STEP), parameters={"mass": Attribute("mass", per_copy=True)})
     env.reset(config={"mass": [1.0, 2.0, 3.0]})
     assert env.vector_env.mass.tolist() == [1.0, 2.0, 3.0]
-    with pytest.raises(
-        ValueError, match=r"must be a number, one for each copy or a Grid: the simulator starts episodes"
-    ):
+    says = "must be a number, one for each copy or a Grid: the simulator starts episodes"
+    with pytest.raises(ValueError, match=says):
         env.reset(config={"mass": Uniform(1.0, 2.0)})
 
 

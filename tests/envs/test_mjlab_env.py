@@ -170,11 +170,7 @@ def test_copies_are_reset_one_by_one_under_values_of_their_own(mjlab):
 
 def test_training_gives_the_critic_its_group_and_evaluations_leave_its_random_numbers_alone(mjlab):
     config = PPOConfig(
-        num_envs=2,
-        horizon=4,
-        seed=0,
-        device="cpu",
-        model_config={"hidden_sizes": [4], "critic_obs": ["critic"]},
+        num_envs=2, horizon=4, seed=0, device="cpu", model_config={"hidden_sizes": [4], "critic_obs": ["critic"]}
     )
     seen = []
     for evaluates in (False, True):

@@ -21,18 +21,12 @@ from tests.envs.team_stubs import LAST, Shift
 SMALL = {"horizon": 16, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
-def spread(**kwargs):
-    pytest.importorskip("mpe2", reason="mpe2 is not installed: pip install mpe2")
-    from mpe2 import simple_spread_v3
-
-    return simple_spread_v3.parallel_env(**kwargs)
+def of_mpe2(name, **kwargs):
+    package = pytest.importorskip(f"mpe2.{name}", reason="mpe2 is not installed: pip install mpe2")
+    return package.parallel_env(**kwargs)
 
 
-def reference(**kwargs):
-    pytest.importorskip("mpe2", reason="mpe2 is not installed: pip install mpe2")
-    from mpe2 import simple_reference_v3
-
-    return simple_reference_v3.parallel_env(**kwargs)
+spread, reference = (functools.partial(of_mpe2, name) for name in ("simple_spread_v3", "simple_reference_v3"))
 
 
 def archers(**kwargs):
@@ -142,12 +136,12 @@ def test_each_agent_that_is_truncated_bootstraps_from_its_own_last_observation(s
 @pytest.mark.parametrize(
     ("team_return", "expected"),
     [
-        ("mean", [lambda first, whole, last: (first + whole + last) / 3]),
-        ("sum", [lambda first, whole, last: first + whole + last]),
-        ("min", [min]),
-        ("max", [max]),
-        (lambda returns: returns[:, 1] - returns[:, 0], [lambda first, whole, last: whole - first]),
-        (functools.partial(torch.quantile, q=0.5, dim=1), [lambda *own: sorted(own)[1]]),
+        ("mean", lambda *own: sum(own) / 3),
+        ("sum", lambda *own: sum(own)),
+        ("min", min),
+        ("max", max),
+        (lambda returns: returns[:, 1] - returns[:, 0], lambda first, whole, last: whole - first),
+        (functools.partial(torch.quantile, q=0.5, dim=1), lambda *own: sorted(own)[1]),
     ],
 )
 def test_returns_are_those_of_the_team(team_return, expected):
@@ -155,15 +149,13 @@ def test_returns_are_those_of_the_team(team_return, expected):
     algorithm = PPOConfig(num_envs=2, **SMALL | {"horizon": LAST}).build(make)
     stats, rollout = algorithm.collect(), algorithm.rollout
     own = (rollout[keys.REWARDS][:LAST] * rollout[keys.VALID][:LAST]).sum(0).view(3, 2)
-    returns = [expected[0](*own[:, i].tolist()) for i in range(2)]
-    assert stats["episodes/returns/mean"] == pytest.approx(np.mean(returns))
-    assert stats["episodes/returns/max"] == pytest.approx(max(returns))
-    assert stats["returns/min"] == pytest.approx(min(returns))
-    assert stats["episodes/ended"] == 2
-    assert stats["episodes/lengths/mean"] == LAST
-    assert stats["episodes/info/score/mean"] == pytest.approx((2 + LAST + LAST) / 3)
+    returns = [expected(*own[:, i].tolist()) for i in range(2)]
+    figures = {"episodes/returns/mean": np.mean(returns), "episodes/returns/max": max(returns)}
+    figures |= {"returns/min": min(returns), "episodes/ended": 2, "episodes/lengths/mean": LAST}
+    figures["episodes/info/score/mean"] = (2 + LAST + LAST) / 3
     for name, mean in zip(Shift.possible_agents, own.mean(1), strict=True):
-        assert stats[f"episodes/agents/{name}/returns/mean"] == pytest.approx(float(mean))
+        figures[f"episodes/agents/{name}/returns/mean"] = float(mean)
+    assert {name: stats[name] for name in figures} == pytest.approx(figures)
 
 
 def test_first_episodes_that_were_shortened_do_not_count():

@@ -116,9 +116,8 @@ def test_every_command_and_a_run_file_take_an_id_as_it_is_written(name, register
     assert main(["resume", "a", "--max-steps", "2", "--progress", "none"]) == 0
     assert main(["collect", "a", "--env", given, "--transitions", "4", "--output", "b"]) == 0
     assert main(["envs", given]) == 0
-    Path("run.json").write_text(
-        json.dumps({"env": given, "tracking": False, "max_steps": 1, "algorithm_config": SMALL})
-    )
+    run = {"env": given, "tracking": False, "max_steps": 1, "algorithm_config": SMALL}
+    Path("run.json").write_text(json.dumps(run))
     assert main(["train", "-f", "run.json", "--trust", "checkpoints.directory=c", "progress=none"]) == 0
     (spec, *_) = (json.loads(path.read_text())["spec"] for path in Path("c").glob("*/checkpoint.json"))
     assert spec["env"] == given
@@ -143,10 +142,7 @@ def test_an_id_without_a_version_runs_no_code_of_a_file_either(form, registering
         ("cartpole", "no built-in environment 'cartpole'. Did you mean CartPole?"),
         ("zzz", "no built-in environment 'zzz'. There are"),
         ("Blackjac", "no built-in environment 'Blackjac'. Did you mean Blackjack-v1?"),
-        (
-            "tabular/Blackjac",
-            "no Gymnasium environment 'tabular/Blackjac' is registered. Did you mean tabular/Blackjack",
-        ),
+        ("tabular/Blackjac", "environment 'tabular/Blackjac' is registered. Did you mean tabular/Blackjack"),
         ("json:Nothing", "no Gymnasium environment 'json:Nothing' is registered."),
         ("no_such_module:Nothing", "cannot import 'no_such_module:Nothing': No module named 'no_such_module'"),
         ("json:a:b", "an id of Gymnasium's looks like module:namespace/Name-v0; got 'json:a:b'"),

@@ -183,10 +183,7 @@ CASES = {  # environments, and what is said of each after its name
         moving(lambda before, state, r, t: (state, r.long(), t)),
         r"transition must return rewards as .*; got \[5\] torch.int64",
     ),
-    "rewards infinite": (
-        moving(lambda before, state, r, t: (state, r / 0, t)),
-        "transition returned a reward of -inf",
-    ),
+    "rewards infinite": (moving(lambda before, state, r, t: (state, r / 0, t)), "transition returned a reward of -inf"),
     "terminated dtype": (
         moving(lambda before, state, r, t: (state, r, t.float())),
         r"transition must return terminated as \[5\] torch.bool; got \[5\] torch.float32",
@@ -261,8 +258,7 @@ class OnlyLegal(Env):
 
 
 @pytest.mark.parametrize(
-    ("actions", "mask"),
-    [(spaces.MultiDiscrete([2, 3]), [0, 1, 0, 0, 1]), (spaces.MultiBinary(2), [0, 0])],
+    ("actions", "mask"), [(spaces.MultiDiscrete([2, 3]), [0, 1, 0, 0, 1]), (spaces.MultiBinary(2), [0, 0])]
 )
 def test_a_masked_environment_is_probed_with_legal_actions(actions, mask):
     validate(OnlyLegal(3, actions=actions, mask=mask))

@@ -60,12 +60,7 @@ def test_which_spaces_are_images(space, image):
 
 
 def test_parts_are_joined_in_the_order_of_the_space():
-    space = Dict(
-        {
-            "a": Box(-1, 1, (2,), np.float32),
-            "b": Tuple([Box(0, 255, (5, 6, 3), np.uint8), Discrete(3)]),
-        }
-    )
+    space = Dict({"a": Box(-1, 1, (2,), np.float32), "b": Tuple([Box(0, 255, (5, 6, 3), np.uint8), Discrete(3)])})
     encoder = ObservationEncoder(space, convolutions=[(4, 5, 1)], activation="tanh")
     # 5 x 6 by 5 x 5 is 1 x 2, of 4 channels 8.
     assert encoder.leaf_widths == [2, 8, 3]

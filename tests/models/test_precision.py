@@ -69,11 +69,7 @@ def test_bodies_multiply_in_bfloat16_and_heads_in_float32(name):
     noise = policy.noise(1, 3, torch.Generator().manual_seed(0))[0]
     starts = torch.zeros(3, dtype=torch.bool)
     policy.act(observations(policy.observation_space, 3), policy.initial_state(3), starts, noise)
-    assert found == {
-        MODELS[name][-1]: torch.bfloat16,
-        "policy_head": torch.float32,
-        "value_head": torch.float32,
-    }
+    assert found == {MODELS[name][-1]: torch.bfloat16, "policy_head": torch.float32, "value_head": torch.float32}
 
 
 @EVERY

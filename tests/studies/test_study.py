@@ -357,13 +357,8 @@ def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(
 def test_the_support_of_what_moves_is_that_of_the_time_of_the_test(here):
     # From exactly 0.5 at no transition to [0.3, 0.7] at 128. A horizon has what the ones before it came to.
     moving = {"scheduled": {"points": [[0, {"uniform": [0.5, 0.5]}], [128, {"uniform": [0.3, 0.7]}]]}}
-    study = make(
-        train={"moving": {"length": moving}},
-        test={"length": [0.31, 0.45, 0.5, 0.55, 0.69]},
-        evaluate_at=1,
-        seeds=1,
-        tracking=False,
-    )
+    options = {"train": {"moving": {"length": moving}}, "test": {"length": [0.31, 0.45, 0.5, 0.55, 0.69]}}
+    study = make(**options, evaluate_at=1, seeds=1, tracking=False)
     frame = study.run()
     within = {steps: rows[table.INSIDE].tolist() for steps, rows in frame.groupby(table.ENV_STEPS)}
     assert within[64] == [False, False, True, False, False]

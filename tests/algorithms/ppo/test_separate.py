@@ -116,10 +116,7 @@ def test_a_run_goes_on_and_its_policy_acts(tmp_path):
     [
         (lambda: PPOConfig(model_config={"separate": True}).build(CartPole), "a copy of CartPole has one agent"),
         (lambda: PPOConfig(model_config={"separate": 3}), "`model_config.separate` must be true or false; got 3"),
-        (
-            lambda: PPOConfig(model="lstm", model_config={"separate": True}).build(Roles),
-            "no argument 'separate'",
-        ),
+        (lambda: PPOConfig(model="lstm", model_config={"separate": True}).build(Roles), "no argument 'separate'"),
         (lambda: SACConfig(model_config={"separate": True}), "is for PPO; SACConfig has one policy for all agents"),
         (lambda: DQNConfig(model_config={"separate": True}), "is for PPO; DQNConfig has one policy for all agents"),
     ],
