@@ -92,7 +92,7 @@ def by_hand(algorithm, exact):
             elif rates and 0 < kl < 0.01 / 2:  # before the first update it is 0 up to rounding
                 lr = min(1e-2, lr * 1.5)
             rates.append(lr)
-            sums = PPO.losses(lambda *_, found=evaluation: found, batch, {}, torch.tensor(0.0), config)
+            sums = PPO.losses(lambda *_, found=evaluation: found, batch, {}, torch.tensor(config.entropy_coeff), config)
             optimizer.zero_grad()
             (sums[3] / config.sgd_minibatch_size).backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
@@ -155,7 +155,7 @@ def environment(space):
 @pytest.mark.parametrize("name", SPACES)
 def test_rates_and_weights_are_those_of_rsl_rls_rule(name):
     space, options, exact = SPACES[name]
-    algorithm = build(environment(space), lr=2e-3, **options)
+    algorithm = build(environment(space), lr=2e-3, entropy_coeff=0.05, **options)
     assert algorithm.policy.shows_params == exact
     algorithm.collect()
     rates, norms, expected = by_hand(algorithm, exact)
