@@ -24,7 +24,7 @@ from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, SACConfig, TD3Config
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset, normalized_score
-from rl8x.rollouts.recording import Recording, record
+from rl8x.replay.recording import Recording, record
 
 # Few copies, each for long: the episodes that are cut at the end are longer than others, and not in the means.
 COPIES = 20

@@ -19,7 +19,7 @@ from rl8x.config.describe import run_spec
 from rl8x.envs import CartPole, Env, GymnasiumEnv, env_maker
 from rl8x.models.mlp import MLPModel
 from rl8x.policy import Policy
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.studies.compare import compare
 from rl8x.studies.report import find_study
 from rl8x.tracking import find_run

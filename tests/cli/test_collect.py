@@ -13,7 +13,7 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.minari_format import write_minari
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 

@@ -46,7 +46,7 @@ from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 

@@ -18,7 +18,7 @@ from rl8x import PPOConfig, keys
 from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
 from rl8x.envs.base import Step
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.trees import flatten_tree
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -32,7 +32,7 @@ from rl8x.envs.simulator import SimulatorEnv
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.spaces import critic_only, space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 

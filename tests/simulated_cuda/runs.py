@@ -21,7 +21,7 @@ from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import programs
 from rl8x.randomization import Adaptive, Learnable, Uniform
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 

@@ -24,7 +24,7 @@ from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole, Env, Parameter
 from rl8x.envs.team import Team
 from rl8x.randomization import Uniform
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work

@@ -118,7 +118,7 @@ def test_masks_memories_and_normalisers_play(env):
 
 
 def test_an_algorithm_without_an_environment_plays_in_that_of_its_evaluations(tmp_path):
-    from rl8x.rollouts.recording import record
+    from rl8x.replay.recording import record
 
     record(make().algorithm.policy, CartPole(2, seed=0), 40).dataset.save(tmp_path / "data")
     config = BCConfig(

@@ -10,7 +10,7 @@ from rl8x.algorithms import BCConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 

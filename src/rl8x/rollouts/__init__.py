@@ -1,1 +1,1 @@
-"""Rollouts: steps and horizons of a policy in an environment, the rollout buffer, statistics, and data sets."""
+"""Rollouts: steps, horizons and episodes of a policy in an environment, the rollout buffer, and statistics."""

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from rl8x.envs import CartPole, Env, Pendulum, Spread
 from rl8x.policy import Policy
-from rl8x.rollouts.recording import record
+from rl8x.replay.recording import record
 
 
 class Counting(Env):
