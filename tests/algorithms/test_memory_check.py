@@ -71,7 +71,7 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
     algorithm.collect()
     algorithm.step()
     pack = algorithm.pack
-    buffers = [*algorithm.rollout.memory.values(), *pack.sources[:1]]
+    buffers = [*algorithm.rollout.tensors.values(), *algorithm.rollout.states.values(), *pack.sources[:1]]
     held = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
     spaces_ = {"observation": algorithm.env.single_observation_space, "action": algorithm.env.single_action_space}
     only_for_advantages = 8 * 8 * 4 * 3

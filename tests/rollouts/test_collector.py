@@ -1,13 +1,12 @@
 import itertools
 import weakref
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tests.probes import traced_only
+from tests.probes import Steps, traced_only
 
 from rl8x import keys
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
@@ -38,10 +37,7 @@ def make(mode, env_class=CartPole, **options):
     return Collector(env, policy, generator, Execution(mode, "fp32", CPU), **options)
 
 
-@pytest.mark.parametrize("work", ["small", "large"])
-def test_a_slot_holds_what_the_algorithm_says_eager_and_compiled(work, monkeypatch):
-    if work == "large":
-        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+def test_a_slot_holds_what_the_algorithm_says_eager_and_compiled():
     rollout, compiled = Rollout(12, 4), Rollout(12, 4)
     make("eager", slot=final_observations).fill(rollout)
     make("compile", slot=final_observations).fill(compiled)
@@ -104,35 +100,31 @@ def test_play_draws_its_noise_ahead_and_leaves_environment_and_cursor_where_it_s
     assert played.env.carry is steps[-1].carry
 
 
-class Clock(gymnasium.Env):
+class Clock(Steps):
     """Shows the number of the episode and its steps; raises in the step of all copies that `interrupted_at` says."""
 
-    observation_space = spaces.Box(0, 1e6, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-    steps, interrupted_at = 0, 0
+    observation_space = Box(0, 1e6, (2,), np.float32)
+    length = 7
+    episode = taken = interrupted_at = 0
 
-    def __init__(self):
-        self.episode = self.time = 0
+    def observation(self):
+        return np.array([self.episode, self.time], np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        self.episode, self.time = self.episode + 1, 0
-        return self.seen(), {}
+    def reset(self, **options):
+        self.episode += 1
+        return super().reset(**options)
 
     def step(self, action):
-        Clock.steps += 1
-        if Clock.steps == Clock.interrupted_at:
+        Clock.taken += 1
+        if Clock.taken == Clock.interrupted_at:
             raise KeyboardInterrupt
-        self.time += 1
-        return self.seen(), 1.0, self.time == 7, False, {}
-
-    def seen(self):
-        return np.array([self.episode, self.time], np.float32)
+        return super().step(action)
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("what", ["a horizon", "an evaluation"])
 def test_a_simulator_that_was_interrupted_begins_anew(mode, what):
-    Clock.steps, Clock.interrupted_at = 0, 16
+    Clock.taken, Clock.interrupted_at = 0, 16
     env = GymnasiumEnv(SyncVectorEnv([Clock] * 2, autoreset_mode=mode))
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
     collector, rollout = Collector(env, policy, torch.Generator(), Execution("eager", "fp32", CPU)), Rollout(5, 2)

@@ -1,13 +1,12 @@
-import dataclasses
 import itertools
 import warnings
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from tests import probes
 from tests.probes import traced_only
 
@@ -30,12 +29,12 @@ def build(env, **options):
 
 CASES = {  # others are those of algorithms/test_conformance.py
     "randomised, and observed": (
-        env_maker(CartPole, {"observe_parameters": "all"}),
+        env_maker(CartPole, {"observe_parameters": "all", "time_limit": 5}),
         {},
         {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]},
     ),
     "lstm, forgetful": (
-        Pendulum,
+        env_maker(Pendulum, {"time_limit": 5}),
         {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},
         None,
     ),
@@ -45,50 +44,26 @@ CASES = {  # others are those of algorithms/test_conformance.py
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_steps_equal_eager_ones_also_after_updates(case):
     env, options, env_config = CASES[case]
+    options = options | {"random_start": True}  # so that limits cut several copies in some steps, and one in others
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments
         for algorithm in (eager, recorded):
             algorithm.collect(env_config=env_config)
             algorithm.step()
-        assert eager.rollout.memory.keys() == recorded.rollout.memory.keys()
-        for name, value in eager.rollout.memory.items():
-            torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
+        stored, found = ({**each.rollout.tensors, **each.rollout.states} for each in (eager, recorded))
+        assert stored.keys() == found.keys()
+        for name, value in stored.items():
+            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4, msg=name)
+        rows = (stored[keys.FINAL_VALUES] != 0).sum(1)
+        assert len(set(rows[rows > 0].tolist())) > 1
     assert recorded.horizons.collector.stepper.compiles_env
     assert dict(recorded.evaluate()) == pytest.approx(dict(eager.evaluate()), rel=1e-4)  # by a program of its own
 
 
-@pytest.mark.parametrize("model", ["mlp", "gru"])
-def test_values_of_episodes_that_a_time_limit_cuts(model):
-    sizes = {"mlp": {"hidden_sizes": [8]}, "gru": {"hidden_size": 8}}[model]
-    options = {"horizon": 60, "seq_len": 4 if model == "gru" else 1, "model": model, "model_config": sizes}
-    config = PPOConfig.rl8(num_envs=3, seed=2, device="cpu", **options)
-    eager, recorded = (
-        dataclasses.replace(config, execution=mode).build(CartPole, time_limit=11) for mode in ("eager", "compile")
-    )
-    for algorithm in (eager, recorded):
-        algorithm.collect()
-    found = recorded.rollout[keys.FINAL_VALUES]
-    torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
-    cut = recorded.rollout[keys.TRUNCATED] & ~recorded.rollout[keys.TERMINATED]
-    assert torch.equal(found[:60] != 0, cut[:60])
-    rows = cut[:60].sum(1)
-    assert rows.sum() > 2 * 3  # more than are evaluated at once
-    assert len(set(rows[rows > 0].tolist())) > 1  # of some steps one copy, of others several
+class TwoSteps(probes.Steps):
+    """Terminates in its second step, in which a time limit of two cuts too."""
 
-
-class EndsAtItsLimit(gymnasium.Env):
-    """Terminates in the very step in which its time limit cuts."""
-
-    observation_space = Box(-1.0, 1.0, (2,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        return np.ones(2, np.float32), 1.0, self.time == 2, self.time == 2, {}
+    length = 2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +75,8 @@ class EndsAtItsLimit(gymnasium.Env):
     ],
 )
 def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, model, execution):
-    made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv([EndsAtItsLimit] * 4, autoreset_mode=env))
+    copies = [lambda: TimeLimit(TwoSteps(), 2)] * 4
+    made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv(copies, autoreset_mode=env))
     sizes = {"attention": {"width": 8, "num_heads": 1}}.get(model, {"hidden_size": 8})
     config = PPOConfig.rl8(
         num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.algorithms.off_policy.sources import collected_stats
-from rl8x.algorithms.off_policy.updates import update_stats
-from rl8x.functional import moments
-from rl8x.rollouts.statistics import Stats, masked_summary, on_host, pool, summary
+from rl8x.rollouts.statistics import Stats, on_host, pool, summary
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -58,31 +56,18 @@ def test_a_horizon_that_is_not_a_number_shows_in_all_figures(order):
 def test_summaries_equal_numpys(rows):
     values = torch.tensor([value for value, _ in rows], dtype=torch.float64)
     mask = torch.tensor([kept for _, kept in rows])
-    array = values.numpy()
+    array, kept = values.numpy(), values.numpy()[mask.numpy()]
     expected = [array.min(), array.max(), array.mean(), array.std()]
+    of_kept = [kept.min(), kept.max(), kept.mean(), kept.std()] if len(kept) else [math.nan] * 4
     assert [float(figure) for figure in summary(values)] == pytest.approx(expected, abs=1e-9)
-    kept = array[mask.numpy()]
-    figures = [float(figure) for figure in masked_summary(values, mask)]
-    if len(kept):
-        assert figures == pytest.approx([kept.min(), kept.max(), kept.mean(), kept.std()], abs=1e-9)
-    else:
-        assert all(math.isnan(figure) for figure in figures)
+    values[~mask] = math.nan
+    for figures in (summary(values, mask), summary(array, mask.numpy())):
+        assert [float(figure) for figure in figures] == pytest.approx(of_kept, abs=1e-9, nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("values", "mask", "expected"),
-    [
-        ([1.0, math.nan, 3.0, math.inf], [True, False, True, False], [1.0, 3.0, 2.0, 1.0]),
-        ([[1, 2], [3, 6]], [[True] * 2] * 2, [1.0, 6.0, 3.0, math.sqrt(3.5)]),  # (4 + 1 + 0 + 9) / 4
-        ([[1, 2], [3, 6]], [[False, True], [False, True]], [2.0, 6.0, 4.0, 2.0]),
-    ],
-)
-def test_summaries_of_whole_numbers_and_under_masks(values, mask, expected):
-    values, mask = torch.tensor(values), torch.tensor(mask)
-    assert [float(figure) for figure in masked_summary(values, mask)] == pytest.approx(expected)
-    assert [float(figure) for figure in summary(values[mask])] == pytest.approx(expected)
-    found = moments(values.float().flatten(), mask.flatten())
-    assert [float(each) for each in found] == pytest.approx([int(mask.sum()), expected[2], expected[3] ** 2])
+def test_whole_numbers_are_summarised_as_floats():
+    found = [float(figure) for figure in summary(torch.tensor([[1, 2], [3, 6]]))]
+    assert found == pytest.approx([1.0, 6.0, 3.0, math.sqrt(3.5)])  # (4 + 1 + 0 + 9) / 4
 
 
 # -- of a few numbers, by NumPy
@@ -142,34 +127,3 @@ def test_statistics_of_few_numbers_are_those_of_many(what, copies):
 def test_many_numbers_stay_tensors():
     tensors = {"obs": torch.zeros(2**17 + 1)}
     assert on_host(tensors) is tensors
-
-
-@pytest.mark.parametrize("where", [dict, on_host])
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    ("key", "flag"),
-    [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards"), ("logp", "actions")],
-)
-def test_one_number_that_is_not_finite_is_seen_wherever_it_is(where, number, key, flag):
-    for place in range(0, 3 * COPIES, 7):
-        tensors = rollout()
-        tensors[key].view(4 * COPIES, -1)[place, -1] = number
-        row = collected_stats(where(tensors), 3)
-        assert [name for name, value in row.items() if name.startswith("finite/") and value] == [f"finite/{flag}"]
-
-
-@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights"])
-@pytest.mark.parametrize("host_looks", [True, False])
-def test_statistics_of_updates_are_means_of_those_that_have_each(wrong, host_looks):
-    names, weights = ("losses/q", "q/grad_norm", "losses/policy"), torch.full((5000,), 3e38)  # their sum is not finite
-    rows = [torch.tensor([[0.25, 2.0]]), torch.tensor([[0.75, 4.0, 5.0], [1.25, 6.0, 7.0]])]
-    for bad, values in {"loss": rows[0][:, :1], "norm": rows[0][:, 1:], "weights": weights[-1:]}.items():
-        if bad == wrong:
-            values.fill_(math.inf)
-            rows[1][:] = math.nan if bad != "weights" else 1.0  # all that follows is bad, and names no cause
-    found = update_stats(rows, names, [weights], host_looks=host_looks)
-    flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
-    assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
-    if wrong is None:
-        assert [found[name] for name in names] == [0.75, 4.0, 6.0]
-        assert dict(update_stats(rows[:1], names, [weights], host_looks=host_looks)).keys() & {*names} == {*names[:2]}

@@ -31,6 +31,7 @@ from rl8x.algorithms.hyperparameters import (
     with_preset,
 )
 from rl8x.algorithms.memory_check import allocations_refused
+from rl8x.algorithms.non_finite import locate_non_finite
 from rl8x.algorithms.optimizer import FlatOptimizer
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -38,7 +39,7 @@ from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import TrainingEffects
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats, locate_non_finite
+from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
 from rl8x.schedules import Schedule
 from rl8x.spaces import leaves
@@ -565,7 +566,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.horizons.discard()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `non_finite`."""
         return {} if self.horizons is None else locate_non_finite(self.horizons.rollout.tensors)
 
     # -- params, tags and warnings of a run

@@ -19,7 +19,7 @@ from rl8x.envs.parameters import AnyEnvConfig, shown_value
 from rl8x.envs.team import Team
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, parameter_stats, pool, rollout_stats
+from rl8x.rollouts.statistics import Number, Stats, pool, rollout_stats
 from rl8x.rollouts.step import Rollout, under
 from rl8x.trees import tree_map
 
@@ -200,9 +200,15 @@ class Horizons:
         if team is not None:
             self.counters[keys.COPY_STEPS] += self.env.num_copies * horizon * ranks().size
         stats = self.summarise(counted, horizon, team)
-        if not state.in_force.shown_names:
-            return stats
-        return Stats.merge(stats, parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges()))
+        return Stats.merge(stats, self._parameter_stats()) if state.in_force.shown_names else stats
+
+    def _parameter_stats(self) -> dict[str, Number]:
+        """Summarise the copies' randomised parameters, and the bounds of moving ones."""
+        values, ranges = dict[str, Number](), self.env.parameter_ranges()
+        for name, drawn in self.env.drawn_parameters.items():
+            ends = ranges.get(name, ())
+            values |= zip(keys.parameter_metrics([name]), (drawn.mean(), *torch.aminmax(drawn), *ends), strict=False)
+        return values
 
     def observe(self, policy: Policy) -> None:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.kernels import adam_step, advance
 from rl8x.execution.private import places
-from rl8x.rollouts.statistics import any_not_finite
 
 STEP: Final = "step"
 ADAPTIVE: Final = "adaptive"  # the kind of an `lr_schedule`
@@ -184,22 +183,6 @@ def clip_and_apply(
         assert active is not None
         tensor.copy_(torch.where(active, tensor, old))
     return norm
-
-
-@torch.no_grad()
-def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Flag losses, gradients (`norms`) and weights at the first bad update of rows, `[updates, metrics]`."""
-    bad = ~torch.isfinite(rows)
-    first = bad.any(1).to(torch.float32).argmax()
-    # Indexing with a 0-d tensor would be a host sync.
-    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
-    of_gradients = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if is_norm]
-    of_losses = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if not is_norm]
-    return {
-        "finite/losses": torch.stack(of_losses).any(),
-        "finite/gradients": torch.stack(of_gradients).any(),
-        "finite/parameters": any_not_finite(weights),
-    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,15 +25,16 @@ from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
+from rl8x.envs.base import Step
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
 from rl8x.models import State
 from rl8x.models.base import TrainingEffects, default_model
-from rl8x.policy import Evaluation, Policy
+from rl8x.policy import Act, Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Slot, actor_critic, with_final_obs
+from rl8x.rollouts.step import Cursor, Slot, actor_critic
 from rl8x.schedules import Schedule
-from rl8x.trees import tree_map
+from rl8x.trees import Tree, tree_map
 
 PPO_LOSS_METRICS: Final = (
     "losses/policy",
@@ -56,6 +57,11 @@ SMALL: Final = {"hidden_sizes": (64, 64)}
 
 # Consecutive steps in which clipping removes most of the critic's gradient before a warning; the first are normal.
 _SILENCED_STEPS: Final = 10
+
+
+def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
+    """Return that of `actor_critic`, `[num_envs, ...]` each, and the observation before any reset."""
+    return actor_critic(cursor, act, step) | {keys.FINAL_OBS: step.final_obs}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

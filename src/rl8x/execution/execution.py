@@ -195,7 +195,7 @@ class Execution:
         try:
             yield
         finally:
-            self.mode = before
+            self.mode = "eager" if self.fell_back else before
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which a policy's matmuls run in bfloat16 if that is the precision."""

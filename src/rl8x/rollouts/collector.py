@@ -25,24 +25,14 @@ from rl8x.execution.programs import Loop, ProgramError, prepare
 from rl8x.output import first_line
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats, rollout_stats
-from rl8x.rollouts.step import (
-    Bootstrap,
-    Cursor,
-    Noises,
-    Rollout,
-    Slot,
-    Stepper,
-    Transition,
-    experience,
-    first_cursor,
-    flat,
-    outcome,
-)
-from rl8x.trees import flat_of, tree_map
+from rl8x.rollouts.step import Cursor, Noises, Rollout, Stepper, Transition, flat, outcome
+from rl8x.trees import first_tensor, flat_of, tree_map
 
 
 class Collector:
     """Runs a policy in an environment; the `generator` of its sampling noise is on the policy's device.
+
+    The `options` are those of `Stepper`.
 
     The `cursor` is the current observation and policy state; with None the environment is reset before the next step.
     """
@@ -53,10 +43,7 @@ class Collector:
         policy: Policy,
         generator: torch.Generator,
         execution: Execution,
-        *,
-        slot: Slot = experience,
-        bootstrap: Bootstrap | None = None,
-        state_reset_every: int = 0,
+        **options: Any,
     ) -> None:
         self.env = env
         self.policy = policy
@@ -64,36 +51,41 @@ class Collector:
         self.cursor: Cursor | None = None
         self.execution = execution
         kind = Stepper if execution.target == "eager" else CompiledStepper
-        self.stepper = kind(policy, env, execution, slot=slot, bootstrap=bootstrap, state_reset_every=state_reset_every)
+        self.stepper = kind(policy, env, execution, **options)
 
-    def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
-        """Reset all copies, with a new `env_config` and a new seed if given."""
-        obs, _ = self.env.reset(seed=seed, config=env_config)
-        self.cursor = first_cursor(self.policy, obs)
+    def reset(self, env_config: Any = None, *, seed: int | None = None, noise: Tensor | None = None) -> None:
+        """Reset all copies, with a new `env_config` and a new seed if given; by `noise`, `[num_envs, *]`, if given."""
+        env, num = self.env, self.env.num_envs
+        if noise is None:
+            obs, _ = env.reset(seed=seed, config=env_config)
+        else:
+            env.parameter_state.configure(env_config)
+            env.parameter_state.adopt()
+            env.set_seed(seed)
+            env.carry, obs = env.restart(noise)
+        starts = torch.ones(num, dtype=torch.bool, device=first_tensor(obs).device)
+        self.cursor = Cursor(obs, starts, self.policy.initial_state(num))
 
     @torch.no_grad()
-    def fill(self, rollout: Rollout, meanwhile: Callable[[], None] | None = None) -> None:
-        """Run one horizon into a rollout; `meanwhile` is called while its program is compiled, if it is."""
+    def fill(self, rollout: Rollout) -> None:
+        """Run one horizon into a rollout."""
         carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
-        where = (rollout, carry, cursor, env_noise, policy_noise)
         with self.execution.threads.for_work(self.stepper.work), self._reset_if_interrupted():
-            if meanwhile is not None and self.stepper.prepare(*where):
-                meanwhile()
-            self.env.carry, self.cursor = self.stepper.fill(*where)
+            self.env.carry, self.cursor = self.stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> bool:
         """Request the compilation of a horizon's program ahead; return False if it is not known before a reset."""
-        carry = self.env.carry
-        if self.cursor is None or carry is None:
+        stepper, carry = self.stepper, self.env.carry
+        if not isinstance(stepper, CompiledStepper) or not stepper.compiles_env or self.cursor is None or carry is None:
             return False
         env_noise = torch.zeros(rollout.horizon, rollout.num_envs, self.env.noise_width, device=self.env.device)
         drawn_from = torch.Generator(self.generator.device)  # only the layout counts
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, drawn_from)
-        with self.execution.threads.for_work(self.stepper.work):
-            return self.stepper.prepare(rollout, carry, self.cursor, env_noise, policy_noise) is not None
+        with self.execution.threads.for_work(stepper.work):
+            return stepper.prepare(rollout, carry, self.cursor, env_noise, policy_noise) is not None
 
     @torch.no_grad()
     def play(self, noises: Noises) -> Iterator[Transition]:
@@ -184,7 +176,7 @@ class CompiledStepper(Stepper):
         whole = self.compiles_env and self.execution.target == "compile"
         key = self.env.program_key if whole else None, policy_noise is None
         if key not in self._programs:
-            with self._preparing():
+            with self.execution.ahead():
                 if key[0] is not None and not self._slots_of_trial(None, *where):
                     key = None, policy_noise is None
                 function, given = (self.act, where[1::2]) if key[0] is None else (self._eager.step, where)
@@ -202,17 +194,16 @@ class CompiledStepper(Stepper):
         """Make the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
         where = (carry, cursor, env_noise, policy_noise)
         horizon = self.prepare(rollout, *where)
-        if self._is_eager or (horizon is not None and self.execution.mode == "eager"):
+        if horizon is not None and self.execution.mode == "eager":
             return self._eager.fill(rollout, *where)
-        if horizon is None:
-            return super().fill(rollout, *where)
-        try:
-            return horizon(rollout, *where)
-        except ProgramError as error:
-            if self.execution.mode != "graph":
-                raise
-            self._leave_env(error)
-            return super().fill(rollout, *where)
+        if horizon is not None:
+            try:
+                return horizon(rollout, *where)
+            except ProgramError as error:
+                if self.execution.mode != "graph":
+                    raise
+                self._leave_env(error)
+        return super().fill(rollout, *where)
 
     def prepare(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -222,7 +213,7 @@ class CompiledStepper(Stepper):
             return None
         key = self.env.program_key
         if key not in self._horizons:
-            with self._preparing():
+            with self.execution.ahead():
                 written = self._slots_of_trial(rollout, carry, cursor, env_noise[0], policy_noise[0])
                 if written:
                     self._horizons[key] = Horizon(self, written, rollout, carry, cursor, env_noise, policy_noise)
@@ -232,10 +223,6 @@ class CompiledStepper(Stepper):
     def _is_eager(self) -> bool:
         """Whether programs are neither used nor prepared."""
         return self.execution.mode == "eager" and not self.execution.prepares
-
-    def _preparing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which programs are made, maybe ahead of their time."""
-        return self.execution.ahead() if self.execution.prepares else contextlib.nullcontext()
 
     def _slots_of_trial(
         self, rollout: Rollout | None, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
@@ -271,11 +258,7 @@ class CompiledStepper(Stepper):
         self.compiles_env = False
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         where = f"{type(self.env.unwrapped).__name__} runs eagerly{around.get(self.execution.mode, '')}"
-        warnings.warn(
-            f"{where}: {first_line(error)}.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warnings.warn(f"{where}: {first_line(error)}.", RuntimeWarning, stacklevel=4)
 
 
 class TreeProgram:
@@ -313,9 +296,8 @@ class Horizon:
     def __init__(self, stepper: CompiledStepper, written: Collection[str], rollout: Rollout, *where: Any) -> None:
         self.stepper = stepper
         # Where the host may look, only truncated episodes' final observations are evaluated, after the loop.
-        self._evaluates_later = stepper.bootstrap is not None and stepper.picks_rows
-        self._keeps_final = self._evaluates_later and stepper.truncates
-        self._names = [name for name in written if name != keys.FINAL_VALUES or not self._evaluates_later]
+        self._keeps_final = stepper.bootstrap is not None and stepper.picks_rows and stepper.truncates
+        self._names = [name for name in written if name != keys.FINAL_VALUES or not stepper.picks_rows]
         carry, cursor, *_ = where
         (_, self._carry_of), (_, self._final_of) = flat_of((carry, cursor)), flat_of((cursor.obs, cursor.state))
         state, items, _ = self._arguments(rollout, *where)
@@ -335,7 +317,7 @@ class Horizon:
                     cursor.state[name].copy_(value)
             rollout.write_state(t, cursor.state)
             self._loop(*state, *[item[t : t + span] for item in items])
-        if self._evaluates_later:
+        if self._keeps_final:
             self._write_final_values(rollout, finals)
         stepper.write_last(rollout, cursor)
         return carry, cursor
@@ -377,8 +359,6 @@ class Horizon:
     def _write_final_values(self, rollout: Rollout, finals: Sequence[Tensor]) -> None:
         """Write the values of truncated episodes' final observations, `[horizon, num_envs, ...]` with the states."""
         values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
-        if not finals:
-            return
         cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon].nonzero()
         # At most as many at a time as one step may have, for which there is memory.
         for first in range(0, len(cut), rollout.num_envs):

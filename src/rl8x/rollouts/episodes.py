@@ -16,7 +16,7 @@ from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.step import Noises, Transition, first_cursor
+from rl8x.rollouts.step import Noises, Transition
 
 MAX_STEPS: Final = 10_000
 """Steps after which episodes that have not ended are counted as they stand."""
@@ -50,14 +50,7 @@ class EpisodeRunner:
     def begin(self, env_config: Any = None, *, seed: int | None = None, noises: Noises | None = None) -> None:
         """Reset all copies, by the first of some `noises` where they are given."""
         env = self.env
-        if noises is None:
-            self.collector.reset(env_config, seed=seed)
-        else:
-            env.parameter_state.configure(env_config)
-            env.parameter_state.adopt()
-            env.set_seed(seed)
-            env.carry, obs = env.restart(next(noises)[0])
-            self.collector.cursor = first_cursor(self.collector.policy, obs)
+        self.collector.reset(env_config, seed=seed, noise=None if noises is None else next(noises)[0])
         self.running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
         self.returns = torch.zeros(env.num_envs, device=env.device)
         self.lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
@@ -140,13 +133,8 @@ def play_episodes(
     generator = torch.Generator(policy.device).manual_seed(seed)
     runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)
     runner.begin(env_config, seed=seed)
-    carry, used = env.carry, list[Tensor]()
+    carry = env.carry
     assert carry is not None
-
-    def noises() -> Noises:
-        for noise, sampling in runner.collector.noises(1, deterministic=deterministic):
-            used[:] = [noise]
-            yield noise, sampling
 
     def moment(carry: Carry, state: Mapping[str, Tensor]) -> Moment:
         running, returns, lengths = (each.cpu() for each in runner.by_copy)
@@ -154,9 +142,11 @@ def play_episodes(
 
     yield moment(carry, carry["state"])
     limit = max_steps or (_MAX_STEPS_SHOWN if env.episodic else _MAX_STEPS_WITHOUT_END)
-    for transition, _ in runner.play(noises=noises(), max_steps=limit, steps_per_look=1, awaited=awaited):
+    noises, used = itertools.tee(runner.collector.noises(1, deterministic=deterministic))
+    played = runner.play(noises=noises, max_steps=limit, steps_per_look=1, awaited=awaited)
+    for (transition, _), (noise, _) in zip(played, used, strict=False):
         step, state = transition.step, transition.carry["state"]
         if env.capturable and bool((step.terminated | step.truncated).any()):  # compute the state before the reset
-            state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
+            state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), noise)
         carry = transition.carry
         yield moment(carry, state)

@@ -1,4 +1,4 @@
-"""Statistics of rollouts and updates, also of what is not finite, which stay on the device until they are read.
+"""Statistics of rollouts and updates, which stay on the device until they are read.
 
 Copying dozens of numbers one by one would be a host sync each. A `Stats` keeps 0-d tensors and copies all of them in
 one vector when the first is read. `Stats.merge` joins several without a copy.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.team import Team
-from rl8x.trees import names_of
+from rl8x.rollouts.step import under
 
 Number = float | int | Tensor
 Array = Tensor | NDArray[Any]
@@ -30,16 +30,6 @@ _FEW: Final = 2**17
 # Statistics that are summed over horizons or ranks; others are averaged, weighted by their counts.
 _SUMS = (keys.EPISODES_ENDED, "replay/size")
 _EPISODE_COUNTS: Final = {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/", keys.AGENTS_PREFIX)}
-
-# Collected quantities, by the keys of a rollout. Discrete actions are always finite, but not their log-probabilities.
-COLLECTED: Final = {
-    "observations": (keys.OBS, keys.NEXT_OBS),
-    "actions": (keys.ACTIONS, keys.LOGP),
-    "rewards": (keys.REWARDS,),
-}
-# Keys by which a non-finite quantity is located in a rollout. Losses are non-finite where values are.
-_LOCATED_BY = {**COLLECTED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
-_MAX_LISTED = 32
 
 
 class Stats(Mapping[str, float]):
@@ -52,7 +42,6 @@ class Stats(Mapping[str, float]):
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self._values = values
         self._counts = counts or {}
-        self._is_read = False
 
     @classmethod
     def merge(cls, *parts: Mapping[str, Number]) -> Stats:
@@ -71,16 +60,15 @@ class Stats(Mapping[str, float]):
 
     def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
         """Return all numbers, including those that are gated by counts of 0, and the counts that gate them."""
-        if not self._is_read:
-            self._read()
-        return self._values, self._counts  # type: ignore[return-value] # they are floats by now
+        return self._read, self._counts
 
     def read(self) -> dict[str, float]:
         """Return what is reported."""
         return dict(self._reported)
 
-    def _read(self) -> None:
-        """Copy the values to the host, by one transfer, and keep them in the tensors' place."""
+    @functools.cached_property
+    def _read(self) -> dict[str, float]:
+        """The values, which are copied to the host by one transfer, and kept in the tensors' place."""
         by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, value in self._values.items():
             if isinstance(value, Tensor):
@@ -90,7 +78,8 @@ class Stats(Mapping[str, float]):
             vectors = [torch.stack([*each.values()]).to(torch.float64) for each in by_dtype.values()]
             names = itertools.chain.from_iterable(by_dtype.values())
             self._values = {**self._values, **dict(zip(names, torch.cat(vectors).tolist(), strict=True))}
-        self._values, self._is_read = {name: float(value) for name, value in self._values.items()}, True
+        self._values = read = {name: float(value) for name, value in self._values.items()}
+        return read
 
     @functools.cached_property
     def _reported(self) -> dict[str, float]:
@@ -159,24 +148,22 @@ def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
     return arrays if sum(each.size for each in arrays.values()) <= _FEW else tensors
 
 
-def summary(values: Any) -> tuple[Any, Any, Any, Any]:
-    """Return minimum, maximum, mean and standard deviation (over the count) of `values` `[*]`, at least one; 0-d."""
-    values = _floats(values)
-    if not isinstance(values, Tensor):
-        return _summary_of_few(values.reshape(-1))
-    low, high = torch.aminmax(values)
-    mean = values.mean()
-    # Two passes, ten times as fast as torch.var_mean on the CPU and as exact
-    deviations = values - mean
-    return low, high, mean, (deviations * deviations).mean().sqrt()
+def summary(values: Any, mask: Any = None) -> tuple[Any, Any, Any, Any]:
+    """Return minimum, maximum, mean and standard deviation (over the count) of `values`, `[*]`, at least one; 0-d.
 
-
-def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Return minimum, maximum, mean and standard deviation of values under a mask, `[...]`; NaN if none counts."""
+    Under a `mask`, `[...]`, they are those along the last dimensions of values, as many as it has; NaN if none counts.
+    """
     values = _floats(values)
-    values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
+    if mask is not None:
+        values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
     if not isinstance(values, Tensor):
-        return _summary_of_few(values[..., mask]) if mask.any() else (math.nan,) * 4
+        return _summary_of_few(values.reshape(-1) if mask is None else values[..., mask])
+    if mask is None:
+        low, high = torch.aminmax(values)
+        mean = values.mean()
+        # Two passes, ten times as fast as torch.var_mean on the CPU and as exact
+        deviations = values - mean
+        return low, high, mean, (deviations * deviations).mean().sqrt()
     count = mask.sum()
     low = torch.where(mask, values, math.inf).amin(-1)
     high = torch.where(mask, values, -math.inf).amax(-1)
@@ -189,6 +176,8 @@ def masked_summary(values: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
 def _summary_of_few(values: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
     """Return the same along the last axis."""
     count = values.shape[-1]
+    if not count:
+        return (math.nan,) * 4
     if count == 1:  # the operators take longer than all else that is done with one transition
         only = values[..., 0]
         return only, only, only + 0.0, only - only  # of -0.0 a sum is 0.0
@@ -217,14 +206,12 @@ def rollout_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None 
     if isinstance(ended, Tensor) or ended.any():  # else they are not reported
         returns, lengths = (_floats(rollout[name][:horizon]) for name in (keys.EPISODE_RETURNS, keys.EPISODE_LENGTHS))
         both = torch.stack((returns, lengths)) if isinstance(ended, Tensor) else np.stack((returns, lengths))
-        by_return, by_length = zip(*masked_summary(both, ended), strict=True)
+        by_return, by_length = zip(*summary(both, ended), strict=True)
         by_episode = {**named("episodes/returns", by_return), **named("episodes/lengths", by_length)}
-    prefix = f"{keys.METRICS}/"
-    metrics = {name.removeprefix(prefix): rollout[name][:horizon] for name in rollout if name.startswith(prefix)}
-    means, counts = info_means(metrics, ended)
+    means, counts = info_means(under(keys.METRICS, rollout, horizon), ended)
     if valid is not None:
         means["_count/rewards"], counts["_count/rewards"] = valid.sum(), ("rewards/",)
-    by_reward = summary(rewards) if valid is None else masked_summary(rewards, valid)
+    by_reward = summary(rewards, valid)
     if team is None:
         of_horizon = by_reward if horizon == 1 and valid is None else summary(rewards.sum(0))
     else:
@@ -260,103 +247,6 @@ def info_means(metrics: Mapping[str, Any], ended: Any) -> tuple[dict[str, Number
     return values, counts
 
 
-def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Number, Number]]) -> dict[str, Number]:
-    """Summarise the copies' randomised parameters, `[num_envs]` each, and the bounds of moving ones, by their names."""
-    values: dict[str, Number] = {}
-    for name, value in drawn.items():
-        low, high = torch.aminmax(value)
-        ends = ranges.get(name, ())
-        values |= dict(zip(keys.parameter_metrics([name]), (value.mean(), low, high, *ends), strict=False))
-    return values
-
-
 def named(group: str, values: Iterable[Any]) -> dict[str, Any]:
     """Pair the four values of a summary, 0-d, with their metric names."""
     return dict(zip(keys.summary(group), values, strict=True))
-
-
-# -- numbers that are not finite: flags for a row's metrics, and places for a message
-
-
-def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return whether any floating-point tensor, `[...]` each, contains a non-finite number; 0-d, bool."""
-    found: Tensor = _each_not_finite({"": list(tensors)})[""]
-    return found
-
-
-def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
-    names = tuple(rollout)
-    groups = {quantity: [rollout[name] for name in names_of(names, *parts)] for quantity, parts in COLLECTED.items()}
-    flags = {f"finite/{name}": flag for name, flag in _each_not_finite(groups).items()}
-    if keys.FINAL_VALUES in rollout:
-        flags["finite/observations"] = flags["finite/observations"] | _final_not_finite(rollout).any()
-    return flags
-
-
-def _each_not_finite(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return for each group of tensors or arrays, `[...]` each, whether one contains a non-finite number; 0-d, bool."""
-    first = next((each for group in groups.values() for each in group), None)
-    if first is not None and not isinstance(first, Tensor):
-        whole = "iub"  # kinds of numbers that are all finite
-        return {
-            name: not all(each.dtype.kind in whole or np.isfinite(each).all() for each in group)
-            for name, group in groups.items()
-        }
-    floats = {
-        name: [each for each in group if each.is_floating_point() and each.numel()] for name, group in groups.items()
-    }
-    every = [
-        extreme.to(torch.float32) for group in floats.values() for each in group for extreme in torch.aminmax(each)
-    ]
-    device = first.device if first is not None else None
-    # One vector for all: the number of operators counts.
-    bad = ~torch.isfinite(torch.stack(every)) if every else torch.zeros(0, dtype=torch.bool, device=device)
-    parts = torch.split_with_sizes(bad, [2 * len(group) for group in floats.values()])
-    return {name: part.any() for name, part in zip(groups, parts, strict=True)}
-
-
-def _final_not_finite(rollout: Mapping[str, Any]) -> Any:
-    """Return where a truncated episode's final observation is non-finite, by its value, `[horizon + 1, num_envs]`."""
-    final, values = rollout[keys.FINAL_VALUES], rollout[keys.VALUES]
-    # Which is NaN. If the value of the observation acted on is too, the weights are the cause.
-    return (final != final) & (values - values == 0.0)
-
-
-def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """Locate the first non-finite numbers of a rollout's tensors, each `[horizon + 1, num_envs, ...]`.
-
-    Returns plain data for each such quantity: `slot`, the first with one; `environments`, at most 32 copies with one
-    in it; `num_environments` and `num_environments_in_rollout`, how many there are in that slot and in any; and
-    `final`, whether it is in the final observation of a truncated episode.
-    """
-    places = {}
-    for quantity, names in _LOCATED_BY.items():
-        wrong = _slots_not_finite(rollout, names)
-        of_final: list[Tensor] = []
-        if quantity == "observations" and keys.FINAL_VALUES in rollout:
-            of_final = [_final_not_finite(rollout)]
-        elif quantity == "observations":
-            # If the episode continues, the next slot contains the same observation.
-            ended = rollout[keys.TERMINATED] | rollout[keys.TRUNCATED]
-            of_final = [bad & ended for bad in _slots_not_finite(rollout, (keys.NEXT_OBS,))]
-        if not any(each.any() for each in (*wrong, *of_final)):
-            continue
-        bad = torch.stack((*wrong, *of_final)).any(0)
-        slot = int(bad.any(1).nonzero()[0])
-        environments = bad[slot].nonzero().flatten().tolist()
-        places[quantity] = {
-            "slot": slot,
-            "environments": environments[:_MAX_LISTED],
-            "num_environments": len(environments),
-            "num_environments_in_rollout": int(bad.any(0).sum()),
-            "final": any(bool(each[slot].any()) for each in of_final),
-        }
-    return places
-
-
-def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
-    """Return for each tensor of some keys the slots and copies with a non-finite number, `[horizon + 1, num_envs]`."""
-    values = [rollout[name] for name in names_of(tuple(rollout), *names)]
-    floats = [value for value in values if value.is_floating_point()]
-    return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in floats]

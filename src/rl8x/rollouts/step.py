@@ -16,7 +16,8 @@ from rl8x.envs.base import Carry, Env, Step, advanced
 from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
-from rl8x.trees import Tree, first_tensor, tree_map, unflatten_tree
+from rl8x.spaces import where_rows
+from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -37,13 +38,6 @@ class Cursor(NamedTuple):
     obs: Tree  # the observation to act on, `[num_envs, *obs]`, or a dict of such tensors
     starts: Tensor  # whether it begins an episode, `[num_envs]`, bool
     state: State  # the policy's state before it, each `[num_envs, *]`
-
-
-def first_cursor(policy: Policy, obs: Tree) -> Cursor:
-    """Return the cursor after a reset that led to observations `[num_envs, *obs]`."""
-    first = first_tensor(obs)
-    starts = torch.ones(len(first), dtype=torch.bool, device=first.device)
-    return Cursor(obs, starts, policy.initial_state(len(first)))
 
 
 class Transition(NamedTuple):
@@ -88,20 +82,9 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
     return named
 
 
-def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
-    """Return that of `actor_critic`, and the observation before any reset."""
-    return actor_critic(cursor, act, step) | {keys.FINAL_OBS: step.final_obs}
-
-
-def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
+def flat(named: Mapping[str, Tree]) -> dict[str, Tensor]:
     """Return the tensors of what a slot holds, each `[num_envs, ...]`, by the names that they have in a rollout."""
-    tensors: dict[str, Tensor] = {}
-    for name, tree in named.items():
-        if isinstance(tree, Tensor):
-            tensors[prefix + name] = tree
-        else:
-            tensors |= flat(tree, f"{prefix}{name}/")
-    return tensors
+    return {name: part for group, tree in named.items() for name, part in flatten_tree(group, tree).items()}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -162,10 +145,6 @@ class Stepper:
         self.write_last(rollout, cursor)
         return carry, cursor
 
-    def prepare(self, rollout: Rollout, *where: Any) -> Any:
-        """Request the compilation of a horizon's program; None if there is none to be had."""
-        return None
-
     @functools.cached_property
     def picks_rows(self) -> bool:
         """Whether values may be computed of some rows alone: of agents with weights of their own the places count."""
@@ -206,7 +185,7 @@ class Stepper:
         assert self.bootstrap is not None
         first = first_tensor(obs)
         values = self.bootstrap(obs, state, torch.zeros(len(first), dtype=torch.bool, device=first.device))
-        for part in flat({keys.OBS: obs}).values():
+        for part in flatten_tree(keys.OBS, obs).values():
             if part.is_floating_point() and part.numel():
                 values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
         return values
@@ -226,11 +205,6 @@ class Rollout:
         self.states: State = {}
         self._metrics: list[str] = []
         self._views: dict[str, tuple[Tensor, ...]] = {}
-
-    @property
-    def memory(self) -> dict[str, Tensor]:
-        """All buffers, `[horizon + 1, num_envs, ...]`, and the states, `[horizon / state_every, num_envs, ...]`."""
-        return self.tensors | {f"{keys.STATES}/{name}": state for name, state in self.states.items()}
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
@@ -279,9 +253,8 @@ class Rollout:
         running = ~(terminated | truncated)
         for name, stored in self.tensors.items():
             if name.startswith(keys.FINAL_PREFIX):
-                final = stored[last]
-                mask = running.view(-1, *[1] * (final.dim() - 1))
-                final.copy_(torch.where(mask, self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon], final))
+                after = self.tensors[name.removeprefix(keys.FINAL_PREFIX)][self.horizon]
+                stored[last].copy_(where_rows(running, after, stored[last]))
         truncated |= running
         if keys.ENDED in self.tensors:
             self.tensors[keys.ENDED][last] = True
@@ -294,7 +267,7 @@ class Rollout:
         return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])
 
 
-def under(group: str, tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
+def under(group: str, tensors: Mapping[str, Any], horizon: int) -> dict[str, Any]:
     """Return the tensors of a group of keys, by their names without the prefix, their first `horizon` slots."""
-    named = [(name.partition("/"), tensor[:horizon]) for name, tensor in tensors.items()]
-    return {name: tensor for (first, _, name), tensor in named if first == group}
+    prefix = f"{group}/"
+    return {name.removeprefix(prefix): each[:horizon] for name, each in tensors.items() if name.startswith(prefix)}

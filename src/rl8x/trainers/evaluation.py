@@ -34,7 +34,7 @@ from rl8x.envs.parameters import (
 from rl8x.envs.vectorised import own_statistics
 from rl8x.plain import own_values
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
-from rl8x.rollouts.statistics import Stats, agent_means, info_means, masked_summary, named, summary
+from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, summary
 from rl8x.spaces import are_alike
 from rl8x.tracking.protocol import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.ranks import pooled_row
@@ -313,8 +313,8 @@ class EpisodeEvaluator:
             means |= agent_means(team, episodes.returns, ~running)
         values: dict[str, Any] = {
             **named("returns", summary(returns)),
-            **named("rewards", masked_summary(torch.stack(rewards), mask)),
-            **named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running)),
+            **named("rewards", summary(torch.stack(rewards), mask)),
+            **named("episodes/lengths", summary(lengths.to(torch.float32), ~running)),
             keys.EPISODES_ENDED: (~running).sum(),
             "_count/returns": self.env.num_copies,
             "_count/rewards": mask.sum(),

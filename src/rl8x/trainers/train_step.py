@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.non_finite import COLLECTED
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
@@ -38,8 +39,7 @@ OnNonFinite = Literal["stop", "skip", "rollback"]
 PREFIX: Final = "finite/"
 TAG: Final = "rl8x.non_finite"
 # Causes before effects; of the gathered quantities the one that is earliest in the horizon comes first.
-QUANTITIES: Final[tuple[str, ...]] = ("observations", "actions", "rewards", "losses", "gradients", "parameters")
-GATHERED: Final[tuple[str, ...]] = ("observations", "actions", "rewards")
+QUANTITIES: Final[tuple[str, ...]] = (*COLLECTED, "losses", "gradients", "parameters")
 # Skipping for ever would hide that nothing is learned anymore.
 MAX_IN_A_ROW: Final = 10
 
@@ -84,7 +84,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
 
 def _order(quantity: str, place: Mapping[str, Any] | None) -> tuple[int, float, int]:
     rank = QUANTITIES.index(quantity) if quantity in QUANTITIES else len(QUANTITIES)
-    if quantity not in GATHERED:
+    if quantity not in COLLECTED:
         return 1, 0.0, rank
     return 0, float("inf") if place is None else place["slot"], rank
 
@@ -144,7 +144,7 @@ class Guard:
         self.in_a_row += 1
         where = self._restore(algorithm, checkpoints)
         # Counters stay, and so does the experience unless it was not finite itself.
-        if diagnosis["quantity"] in GATHERED:
+        if diagnosis["quantity"] in COLLECTED:
             algorithm.discard_experience()
         text = f"{text}; the weights are as they were {where}"
         tracker.set_tags({TAG: text})

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply, updates_not_finite
+from rl8x.algorithms.non_finite import updates_not_finite
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution
