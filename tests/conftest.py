@@ -144,8 +144,9 @@ def compilers_are_forks():
 
     @functools.wraps(start)
     def fork(compiler: Compiler) -> None:
-        import rl8x.execution.lowering  # noqa: F401, what its process imports
+        from rl8x.execution import lowering, private  # noqa: F401, what its process imports
 
+        private.inductor()
         with mock.patch.object(subprocess, "Popen", ForkedPython):
             start(compiler)
 

@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from rl8x.envs import Env
 from rl8x.execution.compiler import CompiledProgram, load
 from rl8x.execution.programs import Loop
-from rl8x.execution.traces import describe_program, trace
+from rl8x.execution.traces import trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
 
@@ -230,7 +230,7 @@ def described(function, *tensors):
     """Return what is compiled of a function, or of a loop: its description as JSON, and what loads its library."""
     loop = function if isinstance(function, Loop) else Loop(function, 0, num_items=0)
     traced = trace(loop.function, loop.first(tensors))
-    return describe_program(traced, loop.first(tensors)), functools.partial(load, traced=traced, loop=loop)
+    return traced.text, functools.partial(load, traced=traced, loop=loop)
 
 
 def traced_only(monkeypatch):
@@ -247,7 +247,7 @@ def record_once(function):
     """
     for _ in range(3):
         function()
-    graph, read, _ = trace(function, [])
+    graph, read, *_ = trace(function, [])
     results = [result.clone() for result in graph(*read)]
 
     def replay():

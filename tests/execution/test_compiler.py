@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -197,7 +196,7 @@ def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
 def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_one(mortal, whole):
     text, loaded = described(lambda x: [x * 2.0], X)
     said = []
-    mortal.say, mortal.artifacts.unwritable = said.append, mortal.artifacts.folder / "another"
+    mortal.say, mortal.artifacts.left = said.append, "another folder is full"
     mortal.request(text)
     if whole:
         os.killpg(mortal._process.pid, signal.SIGKILL)
@@ -205,7 +204,7 @@ def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_on
         _worker(psutil.Process(mortal._process.pid)).kill()
     with pytest.raises(RuntimeError, match="compiler's process ended" if whole else "compiler ended with status 9"):
         mortal.library(text)
-    assert ["each run like this one will, since" in each for each in said] == [True]
+    assert ["each run like this one will, since another folder is full: set" in each for each in said] == [True]
     if whole:
         assert loaded(mortal.library(text))(X)[0].tolist() == [2.0, 4.0]
 
@@ -275,15 +274,10 @@ def test_what_several_processes_ask_for_is_compiled_once(tmp_path, monkeypatch):
         path.write_bytes(b"library")
 
     monkeypatch.setattr(lowering, "lower", lower)
-    artifacts, answers = Artifacts(tmp_path), []
-    request = {"key": "ab" * 16, "program": "a program"}
-    ask = lambda: answers.append(compiler._compile(artifacts, **request))  # noqa: E731
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    artifacts, key = Artifacts(tmp_path), "ab" * 16
+    with ThreadPoolExecutor(2) as processes:
+        answers = processes.map(lambda _: compiler._compile(artifacts, key, "a program"), range(2))
+    assert [*answers] == [None, None]
     assert compiled_for == ["a program"]
-    assert answers == [None, None]
-    assert artifacts.find(request["key"]) is not None
+    assert artifacts.find(key) is not None
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".lock")]

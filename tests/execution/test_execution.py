@@ -1,5 +1,6 @@
 import copy
 import functools
+import itertools
 import threading
 import warnings
 from unittest import mock
@@ -8,8 +9,7 @@ import pytest
 import torch
 from tests.probes import record_once, weights_of
 
-from rl8x import execution
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution import execution as module
@@ -52,23 +52,6 @@ def test_emulated_bfloat16_is_announced(has, precision, monkeypatch, recwarn):
 # -- captured programs
 
 
-def test_a_captured_program_reads_its_arguments_anew_and_writes_to_fixed_ones_only():
-    total = torch.zeros(3)
-
-    def add(total, values):
-        total.add_(values)
-        return [total * 2]
-
-    program = CapturedProgram(add, 1)
-    first = program(total, torch.tensor([1.0, 2.0, 3.0]))
-    values = torch.ones(3)
-    second = program(total, values)
-    assert total.tolist() == [2.0, 3.0, 4.0]  # neither the runs before the capture nor the capture counted
-    assert first[0].tolist() == [2.0, 4.0, 6.0]  # the second replay did not overwrite the first's result
-    assert second[0].tolist() == [4.0, 6.0, 8.0]
-    assert values.tolist() == [1.0, 1.0, 1.0]
-
-
 @pytest.mark.parametrize("make", [CapturedProgram, functools.partial(CompiledProgram, compiles=False)])
 def test_a_program_is_made_again_for_other_shapes_and_types(make):
     program = make(lambda values: [values + 1])
@@ -90,34 +73,21 @@ def test_a_captured_horizon_and_limited_updates_equal_eager_ones():
     assert (eager.tags["rl8x.execution"], captured.tags["rl8x.execution"]) == ("eager", "graph")
 
 
-class RefusesCapture(CartPole):
-    """Can be traced, but looks at a value where the trace does not see it, as what is captured may not."""
-
-    def advance(self, carry, actions, noise):
-        if CAPTURES:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return super().advance(carry, actions, noise)
-
-
-CAPTURES = []
-
-
 def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_policy(monkeypatch):
-    algorithm = build(RefusesCapture)
-    capture = execution.programs.capture_cuda
+    algorithm, captured = build(), []
 
-    def capturing(function):
-        CAPTURES.append(1)
-        try:
-            return capture(function)
-        finally:
-            CAPTURES.clear()
+    def capture(function):
+        captured.append(function)
+        if len(captured) == 1:  # the horizon
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return record_once(function)
 
-    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", capturing)
-    expected = "RefusesCapture runs eagerly around a captured policy: .*operation not permitted"
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", capture)
+    expected = "CartPole runs eagerly around a captured policy: .*operation not permitted"
     with pytest.warns(RuntimeWarning, match=expected):
         algorithm.collect()
     assert algorithm.tags["rl8x.execution"] == "graph, environment eager"
+    assert len(captured) == 2
     algorithm.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -129,6 +99,14 @@ def test_an_environment_that_cannot_be_captured_runs_eagerly_around_a_captured_p
 
 def refuse(*_):
     raise OSError("no compiler found\nmore lines")
+
+
+def test_what_falls_back_while_it_prepares_programs_stays_eager():
+    execution = Execution("auto", "fp32", CPU)
+    execution.mode = execution.target = "compile"
+    with pytest.warns(RuntimeWarning, match="no compiler found"), execution.ahead():
+        execution.give_up(ProgramError("compile", OSError("no compiler found")))
+    assert (execution.mode, execution.target) == ("eager", "eager")
 
 
 def test_a_failed_capture_leaves_no_trace(monkeypatch):
@@ -163,27 +141,6 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("make", ["eager", "recorded"])  # off the CPU no loop ends early
-def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
-    program = LOOPS[make](Loop(until_negative, 1, ends=True))
-    total, items = torch.tensor([1.0]), torch.tensor([[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]])
-    place = total.data_ptr()
-    totals, scaled, flags = program(total, torch.tensor(1.0), torch.zeros(3), items)
-    assert totals.tolist() == [[4.0], [5.0], [-4.0], [0.0]]
-    assert scaled.tolist() == [[10.0, 20.0], [30.0, -20.0], [-90.0, 0.0], [0.0, 0.0]]
-    assert flags.tolist() == [True, True, False, False]
-    assert total.tolist() == [-4.0]
-    assert total.data_ptr() == place
-    # Arguments and what is read beside them count with their present values.
-    OFFSET.fill_(100.0)
-    try:
-        totals, scaled, flags = program(total.fill_(0.0), torch.tensor(2.0), torch.zeros(3), items)
-    finally:
-        OFFSET.fill_(10.0)
-    assert totals.tolist() == [[6.0], [8.0], [-10.0], [0.0]]
-    assert scaled[0].tolist() == [100.0, 200.0]
-
-
 def twins(first, second, scale, step, flag):
     """Two tensors of the state that are always equal, as an observation that is the physics."""
     moved = torch.where(flag, first + step * scale, second)
@@ -193,17 +150,6 @@ def twins(first, second, scale, step, flag):
     return [before, moved > 2.0]
 
 
-@pytest.mark.parametrize("make", LOOPS)
-def test_a_loop_over_several_items_that_never_ends_early(make):
-    program = LOOPS[make](Loop(twins, 2, num_items=2))
-    first, second = torch.zeros(2), torch.zeros(2, 2)[:, 0]  # a state of any strides, as a copy's number is
-    steps, flags = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([True, False, True])
-    before, above = program(first, second, torch.tensor(2.0), steps, flags)
-    assert before.tolist() == [[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]]
-    assert above.tolist() == [[False, True], [False, True], [True, True]]
-    assert first.tolist() == second.tolist() == [12.0, 16.0]
-
-
 def running(total, item, slot):
     before = total.clone()
     total.add_(item)
@@ -211,30 +157,48 @@ def running(total, item, slot):
     return []
 
 
-@pytest.mark.parametrize("make", LOOPS)
-def test_a_loop_may_give_nothing_but_what_it_writes_into_its_items(make):
-    total, slots = torch.tensor([1.0, 2.0]), torch.zeros(4, 2)
-    program = LOOPS[make](Loop(running, 1, num_items=2, num_written=1))
-    assert len(program(total, torch.tensor([[1.0, 1.0], [2.0, 4.0], [8.0, 8.0]]), slots[:3])) == 0
-    assert slots.tolist() == [[1.0, 2.0], [2.0, 3.0], [4.0, 7.0], [0.0, 0.0]]
-    assert total.tolist() == [12.0, 15.0]
-    program(total, torch.ones(3, 2), slots[1:])  # other slots
-    assert slots.tolist() == [[1.0, 2.0], [12.0, 15.0], [13.0, 16.0], [14.0, 17.0]]
+LOOPED = {  # the loop, its arguments, its results, and which arguments it has changed
+    "several items": (
+        Loop(twins, 2, num_items=2),  # one of the state has other strides, as a copy's number has
+        lambda: [[0.0, 0.0], torch.zeros(2, 2)[:, 0], 2.0, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [True, False, True]],
+        [[[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]], [[False, True], [False, True], [True, True]]],
+        {0: [12.0, 16.0], 1: [12.0, 16.0]},
+    ),
+    "nothing but what it writes into its items": (
+        Loop(running, 1, num_items=2, num_written=1),
+        lambda: [[1.0, 2.0], [[1.0, 1.0], [2.0, 4.0], [8.0, 8.0]], torch.zeros(4, 2)[:3]],
+        [],
+        {0: [12.0, 15.0], 2: [[1.0, 2.0], [2.0, 3.0], [4.0, 7.0]]},
+    ),
+    "until it says no": (
+        Loop(until_negative, 1, ends=True),
+        lambda: [[1.0], 1.0, [0.0] * 3, [[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]]],
+        [
+            [[4.0], [5.0], [-4.0], [0.0]],
+            [[10.0, 20.0], [30.0, -20.0], [-90.0, 0.0], [0.0, 0.0]],
+            [True, True, False, False],
+        ],
+        {0: [-4.0]},
+    ),
+}
 
 
-def test_a_captured_loop_takes_a_state_from_anywhere(monkeypatch):
-    def add(total, item):
-        total.add_(item)
-        return [total * 10.0]
-
-    captured = []
-    once = lambda function: captured.append(1) or record_once(function)  # noqa: E731
-    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", once)
-    program = CapturedProgram(Loop(add, 1))
-    first, second = torch.zeros(1), torch.full((1,), 5.0)
-    results = [program(total, torch.tensor([1.0, 2.0]))[0].tolist() for total in (first, second, first)]
-    assert results == [[[10.0], [30.0]], [[60.0], [80.0]], [[40.0], [60.0]]]
-    assert (first.item(), second.item(), captured) == (6.0, 8.0, [1])
+@pytest.mark.parametrize(("make", "what"), [*itertools.product(LOOPS, LOOPED)][:-1])  # off the CPU no loop ends early
+def test_a_loop_calls_its_function_for_each_item(make, what):
+    loop, arguments, results, changed = LOOPED[what]
+    program, given = LOOPS[make](loop), [torch.as_tensor(each) for each in arguments()]
+    assert [each.tolist() for each in program(*given)] == results
+    assert {i: given[i].tolist() for i in changed} == changed
+    # Arguments, which may be others, and what is read beside them count with their present values.
+    mine, its = ([each.clone() for each in given] for _ in range(2))
+    OFFSET.fill_(100.0)
+    try:
+        found, wanted = program(*mine), loop(*its)
+        assert all(map(torch.equal, (*found, *mine), (*wanted, *its)))
+        program(*mine)
+        assert all(map(torch.equal, found, wanted))  # a later call leaves them as they are
+    finally:
+        OFFSET.fill_(10.0)
 
 
 @pytest.mark.parametrize("mode", ["compile", "graph"])
@@ -253,12 +217,13 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
     execution.mode = execution.target = mode
     execution.device = torch.device("cuda")
     program = execution.program(Loop(twins, 2, num_items=2))
-    arguments = torch.zeros(2), torch.zeros(2), torch.tensor(2.0), torch.ones(2, 2), torch.tensor([True, True])
+    arguments = [torch.zeros(2), torch.zeros(2), torch.tensor(2.0), torch.ones(2, 2), torch.tensor([True, True])]
     if fails:
         with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
             program(*arguments)
         return
-    for total in (4.0, 8.0):
+    for total in (4.0, 8.0):  # the state may be other tensors in each call
+        arguments = [each.clone() for each in arguments]
         program(*arguments)
         assert arguments[0].tolist() == [total] * 2
     assert made == [mode]
@@ -329,17 +294,3 @@ def test_denormals_are_0_within_and_after_it_what_they_were(already):
             assert flushes() == already
     finally:
         torch.set_flush_denormal(False)
-
-
-@pytest.mark.parametrize("kind", [DQNConfig, PPOConfig])
-def test_moments_of_weights_without_gradient_end_at_0(kind):
-    options = {"n_step": 1, "warmup_steps": 0} if kind is DQNConfig else {"horizon": 4}
-    algorithm = kind(num_envs=8, seed=1, device="cpu", execution="eager", **options).build(CartPole)
-    optimizer = algorithm.optimizer if kind is PPOConfig else algorithm.nets.trained["q"].optimizer
-    mean = optimizer.moments["exp_avg"]
-    mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
-    algorithm.collect()
-    algorithm.step()
-    assert not ((mean != 0) & (mean.abs() < 1e-38)).any()
-    assert (mean != 0).any()
-    assert not flushes()

@@ -45,22 +45,10 @@ def test_a_missing_name_is_one_clear_line_in_the_compilers_process_too(monkeypat
     compiler.stop()
 
 
-class Tied(torch.nn.Module):
-    """Two layers with one weight, and a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
-        self.second.weight = self.first.weight
-        self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-
-    def forward(self, x):
-        return self.second(self.first(x)) + self.frozen
-
-
 def test_a_module_is_called_under_other_weights_and_has_its_own_afterwards():
-    module, x = Tied(), torch.randn(2, 3)
-    names, weights = ["first.weight", "first.bias"], [torch.randn(3, 3, requires_grad=True), torch.randn(3)]
+    module, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), torch.randn(2, 3)
+    module[1].weight = module[0].weight  # one weight of two layers
+    names, weights = ["0.weight", "0.bias"], [torch.randn(3, 3, requires_grad=True), torch.randn(3)]
     own = dict(module.named_parameters(remove_duplicate=False))
     under = private.Substitution(module, names)
     result = under(weights, x)

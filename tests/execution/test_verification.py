@@ -60,10 +60,7 @@ STEPS = {
     "rounding": (lambda results, frame, _: results[1].mul_(1 + 1e-6), ""),
     "a few sampled actions": (functools.partial(flip, 4), ""),
     "more actions": (functools.partial(flip, 5), "step: 5 of 400 rows have other actions or flags"),
-    "a reward off by 1%": (
-        lambda results, *_: results[2].mul_(1.01),
-        r"step: result 2 is off by 0\.0\d+ of .*",
-    ),
+    "a reward off by 1%": (lambda results, *_: results[2].mul_(1.01), r"step: result 2 is off by 0\.0\d+ of .*"),
     "one row": (lambda results, *_: results[1][7].add_(1.0), "step: result 1 is off by.*"),
     "a small column": (lambda results, *_: results[1][:, 2].mul_(1.05), "step: result 1 is off by.*"),
     "a copy that was dropped": (lambda _, frame, __: frame.mul_(0.0), "step: tensor 1 is off by.*"),

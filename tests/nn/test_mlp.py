@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.execution import kernels as products
 from rl8x.execution.lowering import fused
-from rl8x.execution.traces import describe_program, trace
+from rl8x.execution.traces import trace
 from rl8x.nn import MLP, linear
 from rl8x.nn import mlp as mlp_module
 from rl8x.nn.layers import LinearStack
@@ -178,7 +178,7 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
     traced = trace(gradients, [x])
-    record, _ = fused(*json.loads(describe_program(traced, [x]))[:2])
+    record, _ = fused(*json.loads(traced.text)[:2])
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)

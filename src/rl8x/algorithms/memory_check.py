@@ -8,6 +8,7 @@ and more with others.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import re
 import shutil
@@ -29,7 +30,7 @@ from rl8x.algorithms.optimizer import Rule
 from rl8x.disk import named_path
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.execution.execution import give_back_freed_memory, kept_generators
+from rl8x.execution.execution import kept_generators, of_glibc
 from rl8x.policy import Policy
 from rl8x.spaces import leaves
 
@@ -257,7 +258,8 @@ def check_memory(need: int, device: torch.device, what: str, options: str, *, wa
         return
     available = available_bytes(device)
     if available is not None and need * _USUAL > available and device.type == "cpu":
-        give_back_freed_memory()
+        gc.collect()
+        of_glibc("malloc_trim")(0)
         available = available_bytes(device)
     if available is None or need * _USUAL <= available:
         return

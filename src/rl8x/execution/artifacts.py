@@ -58,13 +58,10 @@ class Artifacts:
     user and root could have written it.
     """
 
-    # The configured folder if it is not used, and why; a temporary one of this process is used instead.
-    unwritable: Path | None = None
-    why = ""
-
     def __init__(self, folder: Path | None = None) -> None:
         given = os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False)
         self.folder = (folder or Path(given)).absolute()
+        self.left = ""  # the configured folder, and why a temporary one of this process is used instead
 
     def make_folder(self) -> None:
         """Create the folder, readable by this user alone since it contains code; a temporary one if that fails."""
@@ -76,7 +73,7 @@ class Artifacts:
 
     def _leave_if_exposed(self) -> None:
         """Use a temporary folder if others could put programs of theirs into this one."""
-        why = exposure(self.folder) if self.unwritable is None and self.folder.is_dir() else None
+        why = exposure(self.folder) if not self.left and self.folder.is_dir() else None
         if why is not None:
             warnings.warn(
                 f"compiled programs are neither taken from {self.folder} nor kept there, since {why}: set "
@@ -87,7 +84,7 @@ class Artifacts:
             self._leave_folder(f"is not safe ({why})")
 
     def _leave_folder(self, why: str) -> None:
-        self.why, self.unwritable, self.folder = why, self.folder, Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
+        self.left, self.folder = f"{self.folder} {why}", Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:

@@ -28,14 +28,13 @@ from torch import Tensor
 from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts, key_of
 from rl8x.execution.programs import Loop, Program, as_program_error, layout_of
-from rl8x.execution.traces import Trace, describe_program, trace
+from rl8x.execution.traces import Trace, trace
 from rl8x.execution.verification import Check, verdict
 from rl8x.output import first_line
 from rl8x.processes import python_process
 
 # Garbage collection in the compiler's process finds little and costs a second.
 _CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler import main; main()"
-_VARIABLES: Final = {"OMP_NUM_THREADS": "1"}
 # The run goes on meanwhile and has priority.
 _NICENESS: Final = 10
 
@@ -71,13 +70,14 @@ class CompiledProgram:
         key = layout_of(tensors)
         if key not in self._ready and key not in self._traced:
             with as_program_error("compile"):
-                traced = self._traced[key] = self._trace(tensors)
+                traced = self._traced[key] = trace(self.loop.function, self.loop.first(tensors))
                 if tensors[0].is_cpu:
-                    compiler().request(describe_program(traced, self.loop.first(tensors)))
+                    compiler().request(traced.text)
 
     def _compile(self, tensors: Sequence[Tensor]) -> Program:
-        traced, first = self._traced.pop(layout_of(tensors), None) or self._trace(tensors), self.loop.first(tensors)
-        text = describe_program(traced, first)
+        first = self.loop.first(tensors)
+        traced = self._traced.pop(layout_of(tensors), None) or trace(self.loop.function, first)
+        text = traced.text
         if all(tensor.is_cpu for tensor in tensors):
             program = load(compiler().library(text), traced, self.loop)
         else:  # in this process; kernels are launched asynchronously, so that a loop in Python costs little
@@ -87,7 +87,7 @@ class CompiledProgram:
         return program if self._agrees(key_of(text), program, tensors, traced.read) else self.function
 
     def _interpret(self, tensors: Sequence[Tensor]) -> Program:
-        traced = self._trace(tensors)
+        traced = trace(self.loop.function, self.loop.first(tensors))
         return self._looped(traced.graph, traced.read)
 
     def _looped(self, run: Program, read: Sequence[Tensor]) -> Program:
@@ -95,28 +95,21 @@ class CompiledProgram:
         program: Program = lambda *tensors: [result.clone() for result in run(*tensors, *read)]  # noqa: E731
         return torch.no_grad()(dataclasses.replace(self.loop, function=program) if self.loop.num_items else program)
 
-    def _trace(self, tensors: Sequence[Tensor]) -> Trace:
-        return trace(self.loop.function, self.loop.first(tensors))
-
     def _agrees(self, key: str, program: Program, tensors: Sequence[Tensor], read: Sequence[Tensor]) -> bool:
         """Return whether a program does what its function does: as the run or the cache knows, else by trying both."""
         verdicts, artifacts = self.check.verdicts, compiler().artifacts
-        if key not in verdicts:
-            found = (artifacts.find(key) or {}).get("verdict")
-            if found is None:
-                items = range(len(tensors) - self.loop.num_items, len(tensors))
-                few = [tensor[:2] if i in items else tensor for i, tensor in enumerate(tensors)]
-                run, function = (functools.partial(each, *few) for each in (program, self.function))
-                found = verdict(run, function, [*few, *read], self.check, items)
-                artifacts.judge(key, found)
-            verdicts[key] = found
-        if verdicts[key]:
-            warnings.warn(
-                f"a compiled program differs from eager execution, so it runs eagerly: {verdicts[key]}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return not verdicts[key]
+        found = verdicts[key] if key in verdicts else (artifacts.find(key) or {}).get("verdict")
+        if found is None:
+            items = range(len(tensors) - self.loop.num_items, len(tensors))
+            few = [tensor[:2] if i in items else tensor for i, tensor in enumerate(tensors)]
+            run, function = (functools.partial(each, *few) for each in (program, self.function))
+            found = verdict(run, function, [*few, *read], self.check, items)
+            artifacts.judge(key, found)
+        verdicts[key] = found
+        if found:
+            text = f"a compiled program differs from eager execution, so it runs eagerly: {found}."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return not found
 
 
 class Compiler:
@@ -136,9 +129,9 @@ class Compiler:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return
         self.artifacts.make_folder()
-        process = python_process("-c", _CODE, str(self.artifacts.folder), variables=os.environ | _VARIABLES)
+        given = python_process("-c", _CODE, str(self.artifacts.folder), variables=os.environ | {"OMP_NUM_THREADS": "1"})
         self._process = subprocess.Popen(
-            **process,
+            **given,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -174,9 +167,8 @@ class Compiler:
         key = self.request(program)
         if key in self._requested and self.say is not None:
             later = "later runs like this one find what it makes in the cache"
-            if (folder := self.artifacts.unwritable) is not None:
-                why = f"{folder} {self.artifacts.why}: set RL8X_CACHE_DIR to another folder"
-                later = f"each run like this one will, since {why}"
+            if why := self.artifacts.left:
+                later = f"each run like this one will, since {why}: set RL8X_CACHE_DIR to another folder"
             self.say(f"waiting for the compiler; {later}")
             self.say = None
         while key in self._requested:
@@ -251,11 +243,9 @@ def main() -> None:
     import rl8x.execution.lowering  # noqa: F401, once for all forks
 
     artifacts = Artifacts(Path(sys.argv[1]))
-    artifacts.unwritable = artifacts.folder  # the run has looked at it
+    artifacts.left = "seen by the run"
     os.nice(_NICENESS)
-    private.trust_processor_flags()
-    with contextlib.suppress(RuntimeError):  # each program reports it
-        private.inductor().pick_vec_isa()  # once for all forks
+    private.load_inductor()
     answers = os.dup(1)
     os.dup2(2, 1)  # keeps the output of compilers apart from the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies

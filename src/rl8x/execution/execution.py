@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import gc
 import math
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from rl8x.distributed import ranks
 from rl8x.execution.artifacts import limit_mb
 from rl8x.execution.compiler import CompiledProgram, compiler
 from rl8x.execution.kernels import has_bfloat16
-from rl8x.execution.programs import CapturedProgram, Loop, Program, ProgramError, prepare
+from rl8x.execution.programs import CapturedProgram, Loop, Program, ProgramError
 from rl8x.execution.verification import TOLERANCES, Check, Kind
 
 FixedMode = Literal["eager", "compile", "graph"]
@@ -40,8 +39,6 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 _CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
-
-_T = TypeVar("_T")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
@@ -211,7 +208,7 @@ class Execution:
 
     def program(
         self, function: Program | Loop, num_fixed: int = 0, *, name: str = "program", kind: Kind = "step"
-    ) -> Program:
+    ) -> GuardedProgram:
         """Make a program of a function of tensors; a `Loop` is one program too, compiled on the CPU one call into C++.
 
         Args:
@@ -224,23 +221,21 @@ class Execution:
 
         A call raises a `ProgramError` if the function cannot be compiled or captured, unless the mode is `auto`.
         """
-        # With `auto` a later `run()` may be long enough to compile.
-        if self.target == "eager" and not self.falls_back:
-            return function
         if self.device.type == "cuda" if self.falls_back else self.target == "graph":
-            return _Guarded(self, CapturedProgram(function, num_fixed))
+            return GuardedProgram(self, CapturedProgram(function, num_fixed))
         check = Check(name, kind, TOLERANCES[self.precision], self.verdicts)
-        return _Guarded(self, CompiledProgram(function, check))
+        return GuardedProgram(self, CompiledProgram(function, check))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class _Guarded:
+class GuardedProgram:
     """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
 
     execution: Execution
     made: CompiledProgram | CapturedProgram
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Run it."""
         if self.execution.mode != "eager":
             try:
                 return self.made(*tensors)
@@ -250,9 +245,9 @@ class _Guarded:
 
     def prepare(self, *tensors: Tensor) -> None:
         """Request compilation for arguments of this layout, `[*]` each, without running the program or waiting."""
-        if self.execution.target == "compile":
+        if self.execution.target == "compile" and not isinstance(self.made, CapturedProgram):
             try:
-                prepare(self.made, *tensors)
+                self.made.prepare(*tensors)
             except ProgramError as error:
                 self.execution.give_up(error)
 
@@ -295,7 +290,7 @@ class Workers:
     def __deepcopy__(self, memo: object) -> Workers:
         return Workers(self.count)  # threads are nobody's to copy
 
-    def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
+    def share(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
         others = [self._pool.submit(job) for job in jobs[1:]]
         return [jobs[0](), *(other.result() for other in others)]
@@ -344,16 +339,10 @@ def keep_freed_memory() -> None:
     """
     # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 * 2**20)):
-        _of_glibc("mallopt")(option, value)
+        of_glibc("mallopt")(option, value)
 
 
-def give_back_freed_memory() -> None:
-    """Collect garbage, and return freed memory to the system."""
-    gc.collect()
-    _of_glibc("malloc_trim")(0)
-
-
-def _of_glibc(name: str) -> Callable[..., object]:
+def of_glibc(name: str) -> Callable[..., object]:
     """Return a function of glibc's; elsewhere one that does nothing."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
     return function or (lambda *_: None)

@@ -23,12 +23,15 @@ static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handl
 
 namespace host {
 
-struct Tensor {
+struct View {
   char* data;
+  int64_t ndim;
   const int64_t* sizes;
   const int64_t* strides;
-  int64_t ndim;
   int32_t dtype;
+};
+
+struct Tensor : View {
   int32_t references;
   char* block;              // memory of its own, in all calls
   int64_t capacity;         // bytes of that, until the first call no longer needs it
@@ -50,8 +53,7 @@ struct Memory {
   std::multimap<int64_t, char*> unused;  // blocks that the first call no longer needs
 
   ~Memory() {
-    for (Tensor& tensor : tensors)
-      if (tensor.torchs != nullptr) aoti_torch_delete_tensor_object(tensor.torchs);
+    for (Tensor& tensor : tensors) aoti_torch_delete_tensor_object(tensor.torchs);
     for (void* block : blocks) std::free(block);
   }
 
@@ -86,14 +88,10 @@ std::unique_ptr<Memory> take() {
   return last;
 }
 
-Tensor* made(char* data, int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype) {
+Tensor* made(View view) {
   if (memory->begun == memory->tensors.size()) memory->tensors.emplace_back();
   Tensor* tensor = &memory->tensors[memory->begun++];
-  tensor->data = data;
-  tensor->sizes = sizes;
-  tensor->strides = strides;
-  tensor->ndim = ndim;
-  tensor->dtype = dtype;
+  static_cast<View&>(*tensor) = view;
   tensor->references = 1;
   return tensor;
 }
@@ -101,7 +99,7 @@ Tensor* made(char* data, int64_t ndim, const int64_t* sizes, const int64_t* stri
 // Return torch's tensor of a tensor, which keeps it.
 AtenTensorHandle torchs(Tensor* tensor) {
   if (tensor->torchs != nullptr && tensor->shown == tensor->data) return tensor->torchs;
-  if (tensor->torchs != nullptr) aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
+  aoti_torch_delete_tensor_object(std::exchange(tensor->torchs, nullptr));
   check(
       aoti_torch_create_tensor_from_blob(
           tensor->data, tensor->ndim, tensor->sizes, tensor->strides, 0, tensor->dtype, aoti_torch_device_type_cpu(), 0,
@@ -128,7 +126,7 @@ Tensor* taken(AtenTensorHandle handle) {
       aoti_torch_get_strides(handle, &strides) || aoti_torch_get_dim(handle, &ndim) ||
       aoti_torch_get_dtype(handle, &dtype);
   check(failed, "an operator's result has no memory");
-  Tensor* tensor = made(static_cast<char*>(data), ndim, sizes, strides, dtype);
+  Tensor* tensor = made({static_cast<char*>(data), ndim, sizes, strides, dtype});
   tensor->torchs = handle;
   tensor->shown = tensor->data;
   tensor->is_torchs = true;
@@ -137,7 +135,7 @@ Tensor* taken(AtenTensorHandle handle) {
 
 AOTITorchError empty_strided(
     int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t, int32_t, AtenTensorHandle* made) {
-  Tensor* tensor = host::made(nullptr, ndim, sizes, strides, dtype);
+  Tensor* tensor = host::made({nullptr, ndim, sizes, strides, dtype});
   if (tensor->block == nullptr) {
     int64_t last = 0;
     for (int64_t d = 0; d < ndim; d++) last = sizes[d] == 0 || last < 0 ? -1 : last + (sizes[d] - 1) * strides[d];
@@ -203,7 +201,7 @@ void run(char** given, const int64_t* steps, char** results, size_t num_results,
     memory->begun = 0;
     for (size_t i = 0; i < in.size(); i++) {
       const Layout& one = inputs[i];
-      in[i] = handle_of(made(given[i], one.sizes.size(), one.sizes.data(), one.strides.data(), one.dtype));
+      in[i] = handle_of(made({given[i], int64_t(one.sizes.size()), one.sizes.data(), one.strides.data(), one.dtype}));
       given[i] += steps[i];
     }
     body(in.data(), out.data());
@@ -265,7 +263,7 @@ inline AtenTensorHandle reinterpret_tensor_wrapper(
     const RAIIAtenTensorHandle& of, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset) {
   host::Tensor* base = of.tensor();
   char* data = base->data + offset * static_cast<int64_t>(aoti_torch_dtype_element_size(base->dtype));
-  host::Tensor* tensor = host::made(data, ndim, sizes, strides, base->dtype);
+  host::Tensor* tensor = host::made({data, ndim, sizes, strides, base->dtype});
   base->references++;
   tensor->base = base;
   return host::handle_of(tensor);
@@ -277,9 +275,7 @@ inline const RAIIAtenTensorHandle& wrap_with_raii_handle_if_needed(const RAIIAte
 }
 
 inline std::vector<RAIIAtenTensorHandle> steal_from_raw_handles_to_raii_handles(AtenTensorHandle* handles, size_t size) {
-  std::vector<RAIIAtenTensorHandle> owned;
-  for (size_t i = 0; i < size; i++) owned.emplace_back(handles[i]);
-  return owned;
+  return std::vector<RAIIAtenTensorHandle>(handles, handles + size);
 }
 
 template <class T>

@@ -5,7 +5,6 @@ It runs in the compiler's processes, and is the only module that depends on inte
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -42,13 +41,9 @@ _OF_ITS_RUNTIME: Final = re.compile(
 # Operators of torch that return new memory, or write to outputs that they are given.
 _OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
-# Loaded once, before processes are forked. If a name is missing, each of those reports it.
-with contextlib.suppress(RuntimeError):
-    private.inductor()
-
 
 def lower(program: str, library: Path) -> None:
-    """Compile a program that `describe_program` has described to a shared library."""
+    """Compile a program, the text of a trace, to a shared library."""
     code, inputs, threads = json.loads(program)
     inductor = private.inductor()
     with torch.no_grad():
@@ -61,7 +56,7 @@ def lower(program: str, library: Path) -> None:
             build(source_of(wrapper, kernels, inputs, threads), library)
             return str(library)
 
-        # `vec_isa_ok`: as in `private.trust_processor_flags`.
+        # `vec_isa_ok`: as in `private.load_inductor`.
         options = {"cpp.threads": threads, "cpp.vec_isa_ok": True, "fx_graph_cache": False}
         with mock.patch.object(inductor.AotCodeCompiler, "compile", link):
             inductor.aot_compile(graph, tuple(examples), options=options)
@@ -79,7 +74,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
 
 def fused(code: str, inputs: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each; see `describe_program`."""
+    """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each; see `Trace.text`."""
     # Probed before tracing, since traced tensors have no values to compare.
     kernels.has_fast_linear()
     _lower_operators()

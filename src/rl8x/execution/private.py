@@ -59,15 +59,16 @@ def inductor() -> SimpleNamespace:
     return SimpleNamespace(**found)
 
 
-def trust_processor_flags() -> None:
-    """Let Inductor take the vector instructions that the processor has, for all of this process.
+def load_inductor() -> None:
+    """Import Inductor, and let it take the vector instructions that the processor has, for all of this process.
 
     It would build and load a program for each kind first, to see whether the compiler knows it: a second or two. Builds
-    fail clearly if it does not. Inductor does probe if the name is missing.
+    fail clearly if it does not. Inductor does probe if the name is missing. Each program reports what else is missing.
     """
-    with contextlib.suppress(ModuleNotFoundError, AttributeError):
+    with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
         isa.check_build = lambda *_: True
+        inductor().pick_vec_isa()
 
 
 def is_traced() -> bool:
@@ -93,11 +94,11 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-Place: TypeAlias = tuple[dict[str, Any], str, Any]
-"""Where PyTorch looks a tensor of a module up, its name there, and which one it is."""
+Places: TypeAlias = list[tuple[dict[str, Any], str, Any]]
+"""Where PyTorch looks tensors of a module up, their names there, and which ones they are."""
 
 
-def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[list[Place], list[Place]]:
+def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[Places, Places]:
     """Return the places of weights `[*]` of a module, with their numbers, several of a shared one; and its buffers."""
     order, found, buffers = {id(weight): i for i, weight in enumerate(weights)}, [], []
     for part in module.modules():

@@ -15,12 +15,6 @@ Program = Callable[..., Sequence[Tensor]]
 """Takes tensors and returns a sequence of tensors."""
 
 
-def prepare(program: Program, *tensors: Tensor) -> None:
-    """Request compilation of a program for arguments of this layout, `[*]` each, if it supports that."""
-    if hasattr(program, "prepare"):
-        program.prepare(*tensors)
-
-
 class ProgramError(RuntimeError):
     """A function could not be compiled or captured."""
 

@@ -1,4 +1,4 @@
-"""Tracing of functions of tensors, and the description of a trace as plain data, from which it is compiled."""
+"""Traces of functions of tensors, and the text of a trace, from which it is compiled."""
 
 from __future__ import annotations
 
@@ -31,16 +31,12 @@ class Trace(NamedTuple):
     graph: torch.fx.GraphModule
     read: list[Tensor]  # tensors that it read beside its arguments, such as weights
     results: list[tuple[torch.Size, torch.dtype]]  # shape and dtype of each
+    inputs: list[tuple[torch.Size, tuple[int, ...], str]]  # shape, strides and dtype of each
 
-
-def describe_program(traced: Trace, tensors: Sequence[Tensor]) -> str:
-    """Describe a function that was traced with arguments like `tensors`, `[*]` each, as another process compiles it.
-
-    The JSON has the code that torch.fx generates, shape, strides and dtype of each input, and the number of threads.
-    """
-    given = [*tensors, *traced.read]
-    inputs = [(each.shape, each.stride(), str(each.dtype).removeprefix("torch.")) for each in given]
-    return json.dumps([traced.graph.code, inputs, torch.get_num_threads()])
+    @property
+    def text(self) -> str:
+        """JSON from which another process compiles it: the code of torch.fx, the inputs, and the number of threads."""
+        return json.dumps([self.graph.code, self.inputs, torch.get_num_threads()])
 
 
 def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Trace:
@@ -63,7 +59,8 @@ def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) 
     recorder.graph.output([recorder.node(each) for each in results])
     recorder.graph.eliminate_dead_code()
     layouts = [(each.shape, each.dtype) for each in results]
-    return Trace(torch.fx.GraphModule(torch.nn.Module(), recorder.graph), recorder.read, layouts)
+    inputs = [(one.shape, one.stride(), str(one.dtype).removeprefix("torch.")) for one in (*tensors, *recorder.read)]
+    return Trace(torch.fx.GraphModule(torch.nn.Module(), recorder.graph), recorder.read, layouts, inputs)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -109,9 +106,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if torch.Tag.data_dependent_output in func.tags:
             if any(each in self.nodes and not self.nodes[each].meta["constant"] for each in tensors):
-                reader = ", by autograd's detection of anomalies" if torch.is_anomaly_enabled() else ""
-                why = "it may be another at the next call"
-                raise RuntimeError(f"the value of a tensor is read{reader} ({func}); {why}")
+                by = ", by autograd's detection of anomalies" if torch.is_anomaly_enabled() else ""
+                raise RuntimeError(f"the value of a tensor is read{by} ({func}); it may be another at the next call")
             return func(*args, **(kwargs or {}))
         is_number = func is torch.ops.aten.lift_fresh.default
         if func is torch.ops.aten.clone.default and not kwargs:
@@ -119,8 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_number:
             func = torch.ops.aten.clone.default  # the function may change it in place
         given = [self.node(each) if isinstance(each, Tensor) else self._argument(each) for each in leaves]
-        args_of_node, kwargs_of_node = tree_unflatten(given, structure)
-        node = self.graph.call_function(func, args_of_node, kwargs_of_node)
+        node = self.graph.call_function(func, *tree_unflatten(given, structure))
         result = func(*args, **(kwargs or {}))
         computed = bool(tensors) and torch.Tag.nondeterministic_seeded not in func.tags
         constant = is_number or (computed and all(self.nodes[each].meta["constant"] for each in tensors))

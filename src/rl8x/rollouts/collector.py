@@ -21,7 +21,7 @@ from rl8x import keys
 from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution, Program
 from rl8x.execution.compiler import CompiledProgram
-from rl8x.execution.programs import Loop, ProgramError, prepare
+from rl8x.execution.programs import Loop, ProgramError
 from rl8x.output import first_line
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats, rollout_stats
@@ -267,7 +267,7 @@ class TreeProgram:
     Leaves may be None, in the same places in every call.
     """
 
-    def __init__(self, function: Callable[..., Any], make: Callable[[Program], Program]) -> None:
+    def __init__(self, function: Callable[..., Any], make: Callable[[Program], Any]) -> None:
         self.function = function
         self._program = make(self._flat)
 
@@ -280,7 +280,7 @@ class TreeProgram:
     def prepare(self, *trees: Any) -> None:
         """Request compilation for arguments of this layout, without running the program or waiting."""
         tensors, self._given = flat_of(trees)
-        prepare(self._program, *tensors)
+        self._program.prepare(*tensors)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
         flat, self._returned = flat_of(self.function(*self._given(tensors)))
@@ -304,7 +304,7 @@ class Horizon:
         self._num_state, num_written = len(state), len(items) - 2  # all but the noises
         loop = Loop(self._step, len(state), len(items), num_written=num_written)
         self._loop = stepper.execution.program(loop, name="horizon")
-        prepare(self._loop, *state, *[item[: self._span(rollout)] for item in items])
+        self._loop.prepare(*state, *[item[: self._span(rollout)] for item in items])
 
     def __call__(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""

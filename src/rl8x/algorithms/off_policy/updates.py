@@ -32,8 +32,9 @@ from rl8x.algorithms.non_finite import updates_not_finite
 from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
+from rl8x.execution.execution import GuardedProgram
 from rl8x.execution.private import Substitution
-from rl8x.execution.programs import Loop, prepare
+from rl8x.execution.programs import Loop
 from rl8x.policy import Policy, training_mode
 from rl8x.rollouts.statistics import Number
 from rl8x.trees import row_major
@@ -290,12 +291,12 @@ class OffPolicyUpdater:
     def prepare(self, items: ReplayBatch) -> None:
         """Request compilation for items of this layout, without running the program or waiting for it."""
         arguments = self._arguments(items)
-        if ranks().size == 1:
-            prepare(self._program, *arguments)
+        if isinstance(self._program, GuardedProgram):
+            self._program.prepare(*arguments)
             return
 
         def prepared(phase: int, *tensors: Tensor) -> Sequence[Tensor]:
-            prepare(self._programs[phase], *tensors)
+            self._programs[phase].prepare(*tensors)
             return self._run_phase(phase, *tensors)
 
         num_state, first = len(self.nets.state), self._loop(prepared).first(arguments)
@@ -307,7 +308,7 @@ class OffPolicyUpdater:
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
 
     @functools.cached_property
-    def _program(self) -> Program:
+    def _program(self) -> GuardedProgram | Loop:
         """Return the loop, built at the first call, when the names of the items are known."""
         if ranks().size > 1:
             run = lambda phase, *tensors: self._programs[phase](*tensors)  # noqa: E731
@@ -338,7 +339,7 @@ class OffPolicyUpdater:
     # -- with several ranks
 
     @functools.cached_property
-    def _programs(self) -> list[Program]:
+    def _programs(self) -> list[GuardedProgram]:
         """Return a program for each phase, and one for the result."""
         run, count, fixed = self._run_phase, len(self.update.phases) + 1, len(self.nets.state)
         options: Any = {"name": "update", "kind": "update"}

@@ -17,10 +17,10 @@ from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
 from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
-from rl8x.execution import Execution, Program
-from rl8x.execution.execution import Workers
+from rl8x.execution import Execution
+from rl8x.execution.execution import GuardedProgram, Workers
 from rl8x.execution.private import Substitution
-from rl8x.execution.programs import Loop, prepare
+from rl8x.execution.programs import Loop
 from rl8x.policy import Policy, training_mode
 
 # Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
@@ -157,18 +157,18 @@ class OnPolicyUpdater:
         mode = training_mode(self.policy) if self.policy.has_modes else contextlib.nullcontext()
         with self._workers() as workers, ranks().alone(), mode:
             if self._is_looped(workers):
-                prepare(self._updates, *self._looped_arguments(self._orders(generator, self.epochs_at_once)))
+                self._updates.prepare(*self._looped_arguments(self._orders(generator, self.epochs_at_once)))
                 return
             for chunks in self._batches(workers, generator):
                 scale = self._scale(chunks)
                 for chunk in chunks:
                     if len(chunks) == 1 and ranks().size == 1:
-                        prepare(self._update, *self._single(chunk, scale))
+                        self._update.prepare(*self._single(chunk, scale))
                     else:
-                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, scale))
+                        self._add_gradient.prepare(*self._chunk(self._gradients[0], chunk, scale))
                 if len(chunks) == 1 and ranks().size > 1:
                     means = torch.zeros(len(self.objective.metrics), device=self.device)
-                    prepare(self._apply, *self._state, self.optimizer.gradient, means, self._active)
+                    self._apply.prepare(*self._state, self.optimizer.gradient, means, self._active)
 
     # -- minibatches, and the arguments of programs for them
 
@@ -307,24 +307,24 @@ class OnPolicyUpdater:
     # Programs are built when the pack has been filled, since only then it is known which tensors they read.
 
     @functools.cached_property
-    def _update(self) -> Program:
+    def _update(self) -> GuardedProgram:
         num_fixed = len(self._state) + len(self.pack.sources)
         return self.execution.program(self._update_tensors, num_fixed, name="update", kind="update")
 
     @functools.cached_property
-    def _updates(self) -> Program:
+    def _updates(self) -> GuardedProgram:
         limited = self.objective.limit is not None
         num_state = len(self._state) - (self.objective.rate is None)
         loop = Loop(self._update_tensors, num_state, ends=limited)
         return self.execution.program(loop, name="update", kind="update")
 
     @functools.cached_property
-    def _add_gradient(self) -> Program:
+    def _add_gradient(self) -> GuardedProgram:
         num_fixed = 2 + len(self.pack.sources)
         return self.execution.program(self._add_gradient_tensors, num_fixed, name="gradient", kind="update")
 
     @functools.cached_property
-    def _apply(self) -> Program:
+    def _apply(self) -> GuardedProgram:
         return self.execution.program(self._apply_tensors, len(self._state) + 1, name="update", kind="update")
 
     # -- the update as functions of tensors, which run eagerly, compiled and captured
