@@ -229,13 +229,20 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
 
 
 def test_what_does_not_fit_is_one_line(tmp_path):
-    run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
-    for name, value in {"model_config": {"hidden_sizes": [16]}, "optimizer": "sgd", "normalize_values": True}.items():
-        advice = (
-            rf"does not fit this trainer.* Leave out of `overrides` what .* \('{name}', 'lr'\), or begin a new run$"
-        )
-        with pytest.raises(CheckpointError, match=advice) as error:
-            Trainer.resume(tmp_path, tracker=NullTracker(), overrides={name: value, "lr": 0.5})
+    narrow = {"model_config": {"hidden_sizes": [8]}, "seed": 5, "device": "cpu", "num_envs": 4}
+    run(make(trainer={"checkpoints": tmp_path / "ppo"}), max_steps=1)
+    dqn = DQNConfig(horizon=8, **narrow).build(CartPole)
+    run(Trainer(dqn, tracker=NullTracker(), checkpoints=tmp_path / "dqn"), max_steps=1)
+    sizes = r"the network 'policy' had \[8, 4\] for `\S+` in the run, and has \[16, 4\] here\."
+    for folder, name, value, what in (
+        ("ppo", "model_config", {"hidden_sizes": [16]}, sizes),
+        ("dqn", "model_config", {"hidden_sizes": [16]}, sizes),
+        ("ppo", "optimizer", "sgd", "the saved optimizer keeps"),
+        ("ppo", "normalize_values", True, ""),
+    ):
+        advice = rf" Leave out of `overrides` what .* \('{name}', 'lr'\), or begin a new run$"
+        with pytest.raises(CheckpointError, match=f"does not fit this trainer: .*{what}.*{advice}") as error:
+            Trainer.resume(tmp_path / folder, tracker=NullTracker(), overrides={name: value, "lr": 0.5})
         assert "\n" not in str(error.value)
         assert ".." not in str(error.value)
 

@@ -160,6 +160,17 @@ def _layout(parts: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{kind} {list(part.shape)}" for kind, part in parts.items()) or "nothing"
 
 
+def check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
+    """Raise if saved weights belong to another network than the one of this name."""
+    why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
+    if saved is None:
+        raise ValueError(f"the run trained no network {name!r}. {why}")
+    for key in dict.fromkeys((*own, *saved)):
+        had, has = (f"{list(getattr(each[key], 'shape', []))}" if key in each else "nothing" for each in (saved, own))
+        if had != has:
+            raise ValueError(f"the network {name!r} had {had} for `{key}` in the run, and has {has} here. {why}")
+
+
 def clip_and_apply(
     rule: Rule,
     state: Sequence[Tensor],

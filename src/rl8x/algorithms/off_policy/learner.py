@@ -52,7 +52,7 @@ from rl8x.algorithms.off_policy.updates import (
     block_size,
     update_stats,
 )
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, check_same, make_rule
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team
@@ -437,6 +437,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             ValueError: If the state belongs to other networks, or to values of another scale.
         """
         self.source.load_learned_state(state)
+        check_same("policy", state["policy"], self.policy.state_dict())
         self.policy.load_state_dict(state["policy"])
         self.nets.load_state_dict(state["nets"])
         self.generator.set_state(state["generator"].cpu())

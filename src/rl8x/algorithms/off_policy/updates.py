@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rl8x.algorithms.non_finite import updates_not_finite
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, check_same, clip_and_apply
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram
@@ -170,7 +170,7 @@ class Nets:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`, after the policy; raise a `ValueError`, changing nothing, if it is of others."""
         for name, each in self.trained.items():
-            _check_same(name, state["modules"].get(name), self._own(each.module))
+            check_same(name, state["modules"].get(name), self._own(each.module))
         for name, each in self.trained.items():
             for key, tensor in self._own(each.module).items():
                 tensor.copy_(state["modules"][name][key])
@@ -183,17 +183,6 @@ class Nets:
         """Return the weights and buffers of a module that are not the policy's."""
         saved = {tensor.data_ptr() for tensor in self._policy.state_dict().values()}
         return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}
-
-
-def _check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
-    """Raise if saved weights belong to another network than the one of this name."""
-    why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
-    if saved is None:
-        raise ValueError(f"the run trained no network {name!r}. {why}")
-    for key in dict.fromkeys((*own, *saved)):
-        had, has = (f"{list(each[key].shape)}" if key in each else "nothing" for each in (saved, own))
-        if had != has:
-            raise ValueError(f"the network {name!r} had {had} for `{key}` in the run, and has {has} here. {why}")
 
 
 def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:

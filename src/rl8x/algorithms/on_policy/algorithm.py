@@ -24,7 +24,7 @@ from rl8x.algorithms.non_finite import gathered_not_finite, updates_not_finite
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, check_same, make_rule
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
@@ -368,6 +368,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Restore a `learned_state` or `state_dict`; collected experience that has not been learned from is lost."""
+        check_same("policy", state["policy"], self.policy.state_dict())
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updater.generator.set_state(state["order_generator"].cpu())
