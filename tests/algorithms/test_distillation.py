@@ -372,6 +372,7 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
     assert whole.rollout["teacher_plays"].any()
     params = students["whole"].tracker.params
     assert params["teacher"] == str(folder / "teacher")
+    assert f"teacher `{folder / 'teacher'}`, " in students["whole"].tracker.description
     assert params["teacher.sha256"] == whole.config.teacher["sha256"]
     assert params["env.observe_parameters"] == "all"
     assert not any(name.startswith("teacher.observation") for name in params)

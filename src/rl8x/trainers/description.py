@@ -88,7 +88,8 @@ def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
     for name in dict.fromkeys((*_ALWAYS, *fields)):
         value = getattr(algorithm.config, name, None)
         if name in fields and (name in _ALWAYS or value != default_of(fields[name])):
-            value = algorithm.seed if name == "seed" else value
+            # Of a mapping with a param of its own that one: of a teacher who it is, not how it is made.
+            value = algorithm.params.get(name, value) if name == "seed" or isinstance(value, Mapping) else value
             parts.append(f"{name} {_code(value.__name__ if isinstance(value, type) else value)}")
     lengths = itertools.accumulate(map(len, parts))
     shown = 1 + sum(length <= _MAX_CONFIGURATION for length in lengths)
