@@ -82,7 +82,14 @@ def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_timed_of_a_replay_comes_after_its_warm_up(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("updates_per_sample", "updates", "transitions"),
+    [(0.25, [4, 8, 12], 16), (0.03125, [0, 1, 1, 2, 2, 3], 32)],
+    ids=["several a step", "one in two steps"],
+)
+def test_what_is_timed_of_a_replay_comes_after_its_warm_up(
+    updates_per_sample, updates, transitions, tmp_path, monkeypatch
+):
     made, step = [], bench.Trainer.step
 
     def counted(trainer, **options):
@@ -91,11 +98,19 @@ def test_what_is_timed_of_a_replay_comes_after_its_warm_up(tmp_path, monkeypatch
         return stats
 
     monkeypatch.setattr(bench.Trainer, "step", counted)
-    words = ["CartPole", "algorithm=dqn", "warmup_steps=100", *BRIEF, "--json", str(tmp_path / "bench.json")]
+    words = [
+        "CartPole",
+        "algorithm=dqn",
+        "warmup_steps=100",
+        f"{updates_per_sample=}",
+        *BRIEF,
+        "--json",
+        str(tmp_path / "bench.json"),
+    ]
     assert main(["bench", *words]) == 0
     (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
-    assert made == [0] * 7 + [4, 8, 12]
-    assert (row["iterations"], row["transitions"]) == (2, 16)
+    assert made == [0] * 7 + updates
+    assert (row["iterations"], row["transitions"]) == (2, transitions)
 
 
 @pytest.mark.usefixtures("here")

@@ -57,7 +57,8 @@ _COLUMNS: Final = {
     "peak memory MB": "{peak_memory_mb:.0f}",
     "peak device MB": "{peak_device_mb:.0f}",
 }
-_TIMES: Final = ("transitions_per_s", "first_iteration_s", "collect_ms", "step_ms", "tracking_ms")
+_PARTS: Final = ("collect_ms", "step_ms", "tracking_ms")
+_TIMES: Final = ("transitions_per_s", "first_iteration_s", *_PARTS)
 _EXAMPLES: Final = """\b
 rl8x bench CartPole
 rl8x bench CartPole num_envs=4096 model_config.hidden_sizes='[64, 64]' sgd_minibatch_size=16384 --precisions fp32 bf16
@@ -258,14 +259,14 @@ def _peak_memory() -> int:
 
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
     """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
-    algorithm, rows, times = trainer.algorithm, list[TrainStats](), list[float]()
+    algorithm, rows, times = trainer.algorithm, list[Mapping[str, float]](), list[float]()
     # No updates are made in the warm-up of a replay, and so none is waited for that is compiled.
-    warmup_steps = 0 if algorithm.env is None else getattr(algorithm.config, "warmup_steps", 0)
+    warmup_steps = None if algorithm.env is None else getattr(algorithm.config, "warmup_steps", None)
     while len(times) <= 2 or sum(times[1:]) < seconds:
         begin = time.perf_counter()
-        while trainer.state[keys.ENV_STEPS] < warmup_steps:
+        while trainer.state[keys.ENV_STEPS] < (warmup_steps or 0):
             trainer.step(env_config=run.run.env_config)
-        rows.append(trainer.step(env_config=run.run.env_config))
+        rows.append(_iterate(trainer, run, until_updated=warmup_steps is not None))
         if algorithm.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
@@ -286,11 +287,19 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
         "threads": torch.get_num_threads(),
         "ran_as": algorithm.params.get("execution"),
     }
-    for part, first in (("collect_ms", 1), ("step_ms", 1), ("tracking_ms", 2)):
+    for part, first in zip(_PARTS, (1, 1, 2), strict=True):
         row[part] = round(statistics.median(row[f"profiling/{part}"] for row in rows[first:]), 4)
     if algorithm.device.type == "cuda":
         row["peak_device_mb"] = round(torch.cuda.max_memory_allocated(algorithm.device) / 1e6, 1)
     return row
+
+
+def _iterate(trainer: Trainer, run: RunSpec, *, until_updated: bool) -> dict[str, float]:
+    """Step once, or until updates are due: the steps before are as much of their cost; return the row of all."""
+    updates, rows = trainer.state[keys.UPDATES], list[TrainStats]()
+    while not rows or (until_updated and trainer.state[keys.UPDATES] == updates):
+        rows.append(trainer.step(env_config=run.run.env_config))
+    return {**rows[-1], **{name: sum(row[name] for row in rows) for name in (f"profiling/{part}" for part in _PARTS)}}
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
