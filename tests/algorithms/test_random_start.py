@@ -121,6 +121,16 @@ def test_moving_parameters_go_by_whole_episodes_alone():
         assert int(algorithm.rollout[keys.TRUNCATED][:4].sum()) >= row["episodes/ended"]
 
 
+def test_an_evaluation_in_the_training_environment_leaves_out_shortened_episodes_too():
+    algorithm, rows = build(), []
+    for evaluates in (False, True, False, True):
+        rows.append(dict(algorithm.evaluate() if evaluates else algorithm.collect()))
+    trained = build()
+    _, stats = ended(trained, 4 * 4)
+    assert [row["episodes/ended"] for row in rows] == [row["episodes/ended"] for row in stats]
+    assert all(row.get("episodes/lengths/min", LIMIT) == LIMIT for row in rows)
+
+
 # -- simulators
 
 

@@ -85,7 +85,9 @@ def test_an_evaluation_keeps_no_observations_of_its_horizon(monkeypatch):
         return transition
 
     monkeypatch.setattr(collector.stepper, "step", watched)
-    assert collector.evaluate(12, deterministic=True)["rewards/mean"] == 1.0
+    played = collector.evaluate(12, deterministic=True)
+    assert (played[keys.REWARDS][:12] == 1.0).all()
+    assert keys.OBS not in played.tensors
     assert len(kept) == 12
 
 

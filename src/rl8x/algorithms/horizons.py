@@ -155,14 +155,13 @@ class Horizons:
         elapsed = torch.randint(self.env.time_limit, (self.env.num_copies,), generator=generator, device=device)
         self.env.set_elapsed(elapsed if self.env.team is None else self.env.team.for_agents(elapsed))
 
-    def _without_shortened(self) -> Mapping[str, Tensor]:
-        """Return the rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
+    def _without_shortened(self, rollout: Mapping[str, Tensor], collects: int) -> Mapping[str, Tensor]:
+        """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
 
         Statistics and moving parameters leave out what `random_start` shortened; its transitions are trained on. It is
         the episode that is longer than there have been steps since the reset, so that nothing has to be remembered.
         """
-        rollout, limit = self.rollout.tensors, self.env.time_limit
-        before = (self.counters[keys.COLLECTS] - 1) * self.rollout.horizon
+        limit, before = self.env.time_limit, collects * self.rollout.horizon
         if self.start_seed is None or limit is None or before >= limit:
             return rollout
         lengths = rollout[keys.EPISODE_LENGTHS]
@@ -179,7 +178,8 @@ class Horizons:
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             rollout.truncate()
-        counted, valid = self._without_shortened(), rollout.tensors.get(keys.VALID)
+        counted = self._without_shortened(rollout.tensors, self.counters[keys.COLLECTS] - 1)
+        valid = rollout.tensors.get(keys.VALID)
         state, team = self.env.parameter_state, self.env.team
         if state.in_force.moves_by_returns:
             assert self.env.carry is not None
@@ -222,14 +222,15 @@ class Horizons:
         """Evaluate over the horizons from one reset to the next; see `GenericAlgorithmBase.evaluate`."""
         rows: list[Mapping[str, float]] = []
         counts: dict[str, tuple[str, ...]] = {}
-        before = self.counters[keys.COLLECTS]
+        before, horizon = self.counters[keys.COLLECTS], self.rollout.horizon
         with self.env.parameter_state.evaluating():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
                 try:
                     cut = self.resets.is_due(self.counters[keys.COLLECTS] + 1)
-                    stats = self.collector.evaluate(self.rollout.horizon, deterministic=deterministic, cut=cut)
-                    row, gates = stats.counted()
+                    played = self.collector.evaluate(horizon, deterministic=deterministic, cut=cut).tensors
+                    counted = self._without_shortened(played, self.counters[keys.COLLECTS])
+                    row, gates = rollout_stats(counted, horizon, self.env.team).counted()
                 except BaseException:  # else training would go on in its episodes, under its configuration
                     self.discard()
                     self.counters[keys.COLLECTS] = before  # nor would resets and evaluations be due together again

@@ -24,7 +24,6 @@ from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.programs import Loop, ProgramError
 from rl8x.output import first_line
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats, rollout_stats
 from rl8x.rollouts.step import Cursor, Noises, Rollout, Stepper, Transition, flat, outcome
 from rl8x.trees import first_tensor, flat_of, tree_map
 
@@ -115,15 +114,15 @@ class Collector:
             noise = none if deterministic else self.policy.noise(steps, self.env.num_envs, self.generator)
             yield from zip(env_noise, noise, strict=True)
 
-    def evaluate(self, horizon: int, *, deterministic: bool, cut: bool = False) -> Stats:
-        """Run one horizon without keeping its observations, and return its statistics; `cut` if a reset follows."""
+    def evaluate(self, horizon: int, *, deterministic: bool, cut: bool = False) -> Rollout:
+        """Run one horizon without keeping its observations, and return its rollout; `cut` if a reset follows."""
         played = self.play(self.noises(horizon, deterministic=deterministic))
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
             rollout.write_slot(t, flat(outcome(transition.step)))
         if cut:
             rollout.truncate()
-        return rollout_stats(rollout.tensors, horizon, self.env.team)
+        return rollout
 
     def _start(self) -> tuple[Carry, Cursor]:
         if self.cursor is None:
