@@ -96,6 +96,7 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
         assert found["slot"] == 4 if quantity == "observations" else 3
     tracker = trainer.tracker
     assert tracker.status == "FAILED"
+    assert "Failed after 3 steps, 144 transitions: " in tracker.description
     assert json.loads(tracker.texts["diagnosis.json"])["quantity"] == quantity
     assert tracker.texts["diagnosis.txt"].startswith(f"{quantity} not finite")
     assert tracker.tags["rl8x.non_finite"].startswith(quantity)

@@ -317,8 +317,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                             continue
                     if self.train_step.begin():
                         self._save_at_once(run)
-                    row = self.train_step.make_row(run.env_config)
-                    run.steps += 1
+                    row = self._make_row(run)
                     if run.evaluation_is_due:
                         row |= self.eval() | self.state
                     if run.film_is_due:
@@ -366,6 +365,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 self._save_at_once(run)
         self.origin = Origin()  # only now: what could not begin can be tried again
         return run.last
+
+    def _make_row(self, run: RunState) -> dict[str, float]:
+        """Make a step, and return its row; one that was tracked counts, though its numbers end the run."""
+        before = self.state[keys.STEPS]
+        try:
+            return self.train_step.make_row(run.env_config)
+        finally:
+            run.steps += self.state[keys.STEPS] - before
 
     def _judge(self, run: RunState, row: dict[str, float]) -> TrainStats:
         """Call the callbacks with a row and ask the conditions; what these measure joins the row that is returned."""
