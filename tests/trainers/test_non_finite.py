@@ -15,7 +15,7 @@ from tests.trainers.test_resume import make, run, weights
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.envs import CartPole, GymnasiumEnv, Spread
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.train_step import MAX_IN_A_ROW
@@ -102,6 +102,23 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
     assert tracker.tags["rl8x.non_finite"].startswith(quantity)
     assert json.loads((tmp_path / "diagnosis-step-3.json").read_text())["step"] == 3
     assert read(listed(tmp_path)[-1]).metadata["counters"][keys.STEPS] == 0  # good, and from before
+
+
+def test_of_several_agents_the_copy_is_named():
+    trainer = make_one(functools.partial(Spread, num_agents=2), num_envs=3)
+    env, advance = trainer.algorithm.env, trainer.algorithm.env.advance
+
+    def bad_advance(*args):
+        carry, step = advance(*args)
+        rewards = step.rewards.clone()
+        rewards[3 + 1] = math.nan  # of the second agent in the second copy
+        return carry, step._replace(rewards=rewards)
+
+    env.advance = bad_advance
+    with pytest.raises(NonFiniteError, match=r"^rewards not finite at step 1, in environments 1, slot 0") as error:
+        trainer.step()
+    found = error.value.diagnosis
+    assert (found["environments"], found["num_environments"], found["num_envs"]) == ([1], 1, 3)
 
 
 class EndsAtInfinity(probes.Probe):

@@ -567,7 +567,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
         """Locate non-finite numbers in the last experience, by quantity; see `non_finite`."""
-        return {} if self.horizons is None else locate_non_finite(self.horizons.rollout.tensors)
+        horizons = self.horizons
+        return {} if horizons is None else locate_non_finite(horizons.rollout.tensors, horizons.env.team)
 
     # -- params, tags and warnings of a run
 

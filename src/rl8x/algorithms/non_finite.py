@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.envs.team import Team
 from rl8x.trees import names_of
 
 # Collected quantities, by the keys of a rollout. Discrete actions are always finite, but not their log-probabilities.
@@ -66,7 +67,7 @@ def _flags(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     return {f"finite/{name}": part.any() for name, part in zip(groups, parts, strict=True)}
 
 
-def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+def locate_non_finite(rollout: Mapping[str, Tensor], team: Team | None = None) -> dict[str, dict[str, Any]]:
     """Locate the first non-finite numbers of a rollout's tensors, each `[horizon + 1, num_envs, ...]`.
 
     Returns plain data for each such quantity: `slot`, the first with one; `environments`, at most 32 copies with one
@@ -86,6 +87,7 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
         bad |= of_final
         if not bad.any():
             continue
+        bad = bad if team is None else team.of_agents(bad).any(-2)
         slot = int(bad.any(1).nonzero()[0])
         environments = bad[slot].nonzero().flatten().tolist()
         places[quantity] = {

@@ -79,7 +79,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
     env = algorithm.env
     if env is None:
         return diagnosis
-    return diagnosis | {"env": type(env.unwrapped).__name__, "env_config": env.config, "num_envs": env.num_envs}
+    return diagnosis | {"env": type(env.unwrapped).__name__, "env_config": env.config, "num_envs": env.num_copies}
 
 
 def _order(quantity: str, place: Mapping[str, Any] | None) -> tuple[int, float, int]:
