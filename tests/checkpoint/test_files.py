@@ -465,9 +465,9 @@ def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
 # -- when and which
 
 
-def opened(directory, key="k", **options):
+def opened(directory, key="k", best_before=None, **options):
     manager = CheckpointManager(Checkpoints(directory, **options), NullTracker())
-    manager.key = key
+    manager.key, manager.best = key, best_before
     manager.take()
     return manager
 
@@ -475,10 +475,11 @@ def opened(directory, key="k", **options):
 def test_the_last_and_the_best_are_kept(tmp_path):
     manager = opened(tmp_path, keep=2)
     for steps in range(1, 7):
-        manager.save(steps, metadata(), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
+        counters = {"algorithm/steps": steps, "env/steps": 4 * steps}
+        manager.save(steps, metadata(counters=counters), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
     assert manager.end() == tmp_path / "000006-step-6"
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000005-step-5", "000006-step-6"]
-    manager = opened(tmp_path, keep=1)
+    manager = opened(tmp_path, keep=1, best_before={"steps": 3})
     manager.save(7, metadata(), {})
     manager.end()
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000007-step-7"]

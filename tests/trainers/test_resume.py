@@ -3,6 +3,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import os
 
 import pytest
@@ -158,6 +159,25 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
     assert run(Trainer.resume(tmp_path, tracker=first.tracker), max_steps=2).stop_reason == "max_steps=3"
     third = Trainer.resume(tmp_path, tracker=first.tracker)
     assert run(third, max_steps=None, stop_conditions=[HitsUpperBound(keys.STEPS, 5)])[keys.STEPS] == 5
+
+
+def measures(values):
+    def callback(trainer, stats):
+        return {"mine": values[int(stats[keys.STEPS]) - 1]}
+
+    callback.metric_names = ["mine"]
+    return callback
+
+
+def test_who_goes_back_to_before_there_was_a_best_has_none(tmp_path):
+    every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
+    run(make(trainer={"checkpoints": every, "callbacks": [measures([math.nan, math.nan, 9, 3])]}), max_steps=4)
+    assert find(tmp_path, best=True).path.name.endswith("step-3")
+    second = Trainer.resume(listed(tmp_path)[2], tracker=NullTracker(), callbacks=[measures([math.nan] * 5)])
+    run(second, max_steps=5)
+    assert second.checkpoints.best_path is None
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
+        find(tmp_path, best=True)
 
 
 def test_callbacks_that_are_not_given_again_are_told_of_once(tmp_path):

@@ -295,15 +295,16 @@ def _best(checkpoint: Checkpoint) -> Checkpoint:
     paths = files.listed(checkpoint.path.parent)
     described = {path: files.describe(path) for path in paths}
     best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
-    if not best:
+    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
+    newest = checkpoint if checkpoint.path.name == paths[-1].name else files.read(paths[-1])
+    known = newest.state["best"]
+    path = None if known is None else best.get(known["steps"])
+    if path is None:
         raise CheckpointError(
             f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
             "as checkpoints={'best': 'eval/returns/mean'}, or take the last"
         )
-    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
-    newest = checkpoint if checkpoint.path.name == paths[-1].name else files.read(paths[-1])
-    known = newest.state["best"]
-    return files.read(best.get(known and known["steps"], [*best.values()][-1]))
+    return files.read(path)
 
 
 def _find(source: str | Path, auto: bool) -> Checkpoint:

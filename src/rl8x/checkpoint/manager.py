@@ -159,7 +159,7 @@ class CheckpointManager:
 
     def _look_around(self, directory: Path) -> None:
         """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
-        self.best_path, best = None, dict[int | None, Path]()
+        best = dict[int, Path]()
         for path in listed(directory):
             try:
                 metadata = files.describe(path)
@@ -172,9 +172,8 @@ class CheckpointManager:
                 )
             if metadata["is_best"]:
                 best[metadata["counters"][keys.STEPS]] = path
-        if best:  # ignore checkpoints after the one that the run was resumed from
-            known = None if self.best is None else self.best["steps"]
-            self.best_path = best.get(known, [*best.values()][-1])
+        # Those after the checkpoint that the run was resumed from do not count.
+        self.best_path = None if self.best is None else best.get(self.best["steps"])
 
     @property
     def outrun(self) -> bool:
@@ -286,7 +285,8 @@ class CheckpointManager:
         return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
 
     def skip(self, steps: int, reason: object) -> None:
-        """Warn that there is no checkpoint of a step."""
+        """Warn that there is no checkpoint of a step, which is then not the best that is kept."""
+        self.best = self._written_best
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
