@@ -279,6 +279,19 @@ def test_rollback_goes_back_to_the_last_checkpoint(tmp_path):
     assert trainer.tracker.status == "FINISHED"
 
 
+def test_rollback_takes_no_weights_of_a_course_that_was_left(tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1, keep=9), "on_non_finite": "rollback"}
+    run(make_one(trainer=options), max_steps=4)
+    later, seen = listed(tmp_path)[2:], []
+    assert [path.name.split("-", 1)[1] for path in later] == ["step-2", "step-3", "step-4"]
+    trainer = Trainer.resume(later[0], tracker=MemoryTracker(), callbacks=[lambda *_: seen.append(weights(trainer))])
+    before = weights(trainer)
+    inject(trainer, "observations", float("nan"))
+    with pytest.warns(RuntimeWarning, match=f"as they were in {later[0].name}"):
+        trainer.step()
+    assert torch.equal(seen[0], before)
+
+
 def test_rollback_never_takes_the_weights_of_another_run(tmp_path):
     run(make_one(trainer={"checkpoints": tmp_path}, seed=1), max_steps=1)
     trainer = make_one(trainer={"checkpoints": tmp_path, "on_non_finite": "rollback"}, seed=2)

@@ -169,6 +169,16 @@ def measures(values):
     return callback
 
 
+def test_who_goes_back_and_is_killed_before_anything_is_saved_goes_on_from_there(tmp_path):
+    run(make(trainer={"checkpoints": Checkpoints(tmp_path, keep=9, every_steps=1)}), max_steps=4)
+    given = {"overrides": {"lr": 0.5}, "callbacks": [killed_at(3)], "checkpoints": Checkpoints(tmp_path, keep=9)}
+    second = Trainer.resume(listed(tmp_path)[2], tracker=NullTracker(), **given)
+    with pytest.raises(Killed):
+        run(second, max_steps=9)
+    third = Trainer.resume(tmp_path, tracker=NullTracker())
+    assert (third.state[keys.STEPS], third.algorithm.config.lr) == (2, 0.5)
+
+
 def test_who_goes_back_to_before_there_was_a_best_has_none(tmp_path):
     every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
     run(make(trainer={"checkpoints": every, "callbacks": [measures([math.nan, math.nan, 9, 3])]}), max_steps=4)

@@ -53,6 +53,7 @@ class CheckpointManager:
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
         self._tracker = tracker
         self._known: frozenset[str] | None = None
+        self._left: frozenset[str] = frozenset()  # those of a course that was left
         self._has_begun = False
         self._lock: FolderLock | None = None
         self._thread: threading.Thread | None = None
@@ -181,6 +182,11 @@ class CheckpointManager:
         directory = self._directory
         return self._known is not None and directory is not None and not _names(directory) <= self._known
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether the run was resumed from an older checkpoint, so that the newer ones are of a course it left."""
+        return bool(self._left)
+
     def outrun_error(self) -> CheckpointError:
         """Return the error for a trainer whose run another process has continued."""
         return CheckpointError(
@@ -227,6 +233,7 @@ class CheckpointManager:
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
         # With more than these in it the run has been gone on with since this one was chosen.
         self._known = frozenset(path.name for path in known) if same else None
+        self._left = frozenset(name for name in self._known or () if name > checkpoint.path.name)
 
     # -- writing and reading
 
@@ -321,10 +328,10 @@ class CheckpointManager:
         return self._written if self.is_open else None
 
     def last_good(self) -> Checkpoint | None:
-        """Read the newest valid checkpoint of this run."""
+        """Read the newest valid checkpoint of this run, and of the course that it is on."""
         self.wait()
         for checkpoint in () if self.directory is None else good(self.directory):
-            if checkpoint.metadata["run"]["key"] == self.key:
+            if checkpoint.metadata["run"]["key"] == self.key and checkpoint.path.name not in self._left:
                 self._shared = checkpoint.path
                 return checkpoint
         return None

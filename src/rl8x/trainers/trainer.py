@@ -360,8 +360,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.stop_reason = None
             if self.checkpoints.begin() is not None:
                 self.record.tag_checkpoints()
-            if run.steps == 0:
-                # A checkpoint before the first tracked row: the run can be resumed whenever it is killed.
+            if run.steps == 0 or ranks().first("whether the run goes back", self.checkpoints.goes_back):
+                # A checkpoint before the first tracked row: whenever it is killed, the newest one is of this course.
                 self._save_at_once(run)
         self.origin = Origin()  # only now: what could not begin can be tried again
         return run.last
