@@ -93,6 +93,8 @@ def test_returns_of_several_agents_are_those_of_the_team():
     recorded = record(None, Spread(4, num_agents=3, seed=0, time_limit=10, team_return="sum"), 4 * 3 * 20)
     rewards = recorded.dataset.transitions["rewards"].view(3, 4, 2, 10)  # agents, copies, episodes, steps
     torch.testing.assert_close(recorded.returns.view(2, 4).mT, rewards.sum((0, 3)))
+    fewer = record(None, Spread(4, num_agents=3, seed=0, time_limit=10, team_return="sum"), 4 * 3 * 10 - 1)
+    assert torch.equal(fewer.returns, recorded.returns[:3])  # of the fourth copy an agent's last step is left out
 
 
 def test_actions_are_those_that_the_environment_gets():

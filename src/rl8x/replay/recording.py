@@ -91,7 +91,9 @@ def record(
             }
         )
         if env.team is not None:
-            of_teams.append(env.team.returns(step.episode_returns)[env.team.of_agents(step.is_over)[0]].cpu())
+            left_out = valid & (kept + valid.cumsum(0) > transitions)
+            whole = env.team.of_agents(step.is_over & ~left_out).all(0)
+            of_teams.append(env.team.returns(step.episode_returns)[whole].cpu())
         obs, starts, kept = step.obs, ends, kept + int(valid.sum())
     rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
     returns = rows.pop(keys.EPISODE_RETURNS)[rows.pop(_ENDED)]
