@@ -60,6 +60,8 @@ def test_one_process_goes_on_with_a_run_of_two_ranks_and_says_so(found, folder, 
     assert row[keys.STEPS] == 6
     gained = row[keys.ENV_STEPS] - before[keys.ENV_STEPS]
     assert gained * 2 == before[keys.ENV_STEPS]  # of as many steps, half the copies
+    gone = {"ranks", "num_envs.total"}
+    assert [value for param, value in trainer.tracker.params.items() if param in gone] == [None, None]
     assert all(torch.isfinite(tensor).all() for tensor in trainer.algorithm.policy.parameters())
 
 

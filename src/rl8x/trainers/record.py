@@ -22,7 +22,7 @@ from rl8x.checkpoint import Checkpoint
 from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
 from rl8x.checkpoint.manager import CheckpointManager
-from rl8x.checkpoint.tree import RANKS, gathered
+from rl8x.checkpoint.tree import RANKS, gathered, num_ranks
 from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, TrainerSpec
@@ -111,6 +111,7 @@ class Record:
         self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, steered_by)}
         for name, value in checkpoint.metadata["resolved"]["config"].items():
             self._shown |= flatten_params(name, value).keys() if name in origin.overrides else set()
+        self._shown |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
 
     def prepare(self, run: RunState) -> None:
@@ -239,15 +240,12 @@ class Record:
             config = {} if env is None else env.parameter_state.following.given
         eval_config = None if self.run is None else self.run.eval_env_config
         algorithm = self.algorithm
-        together = {"ranks": ranks().size} if ranks().size > 1 else {}
-        if together and env is not None:
-            together["num_envs.total"] = env.num_copies * ranks().size
         configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = self._num_eval_envs
         present = {
             **algorithm.params,
-            **together,
+            **self._params_of_ranks(ranks().size),
             **({} if self.run is None else self.spec.params),
             **configs,
             "versions.rl8x": __version__,
@@ -256,6 +254,12 @@ class Record:
         }
         # Then what is no longer so, as MLflow keeps what was.
         return present | dict.fromkeys(sorted(self._shown - present.keys()))
+
+    def _params_of_ranks(self, size: int) -> dict[str, int]:
+        """Return the params of so many ranks; one has none."""
+        env = self.algorithm.env
+        total = {} if env is None else {"num_envs.total": env.num_copies * size}
+        return {"ranks": size, **total} if size > 1 else {}
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
