@@ -60,6 +60,11 @@ def no_rate(trainer):
     return trainer
 
 
+def no_rate_in_the_end(trainer):
+    trainer.callbacks = (lambda trainer, stats: trainer.algorithm.set_lr(1e-4),)
+    return trainer
+
+
 def no_options(trainer):
     folder = trainer.checkpoints.directory
     return Trainer.resume(folder, tracker=trainer.tracker, overrides={"optimizer_config": {}, "lr_schedule": None})
@@ -67,6 +72,7 @@ def no_options(trainer):
 
 GONE = {
     "set_lr": (no_rate, {"lr_schedule": {"kind": "step", "points": [[0, 1e-4]]}}),
+    "set_lr in a callback": (no_rate_in_the_end, {"lr_schedule": {"kind": "step", "points": [[0, 1e-4]]}}),
     "overrides": (no_options, {"lr_schedule": {"kind": "step", "points": [[0, 1e-3]]}, "optimizer_config.eps": None}),
 }
 

@@ -197,6 +197,8 @@ class Record:
         """End the tracked run, if it is open, with the last evaluation's metrics; None keeps its stop reason."""
         if not self.is_open or self.is_elsewhere:
             return
+        if not self._only_adds:
+            self.update_params("lr_schedule")  # callbacks may have set the learning rate
         self.is_open = False
         if stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": stop_reason})
@@ -273,9 +275,10 @@ class Record:
             self._steered_by, self._config = steered_by, config
             self.update_params()
 
-    def update_params(self) -> None:
-        """Log params that are new or have changed."""
-        new = {name: value for name, value in self.params.items() if str(self._logged.get(name, ...)) != str(value)}
+    def update_params(self, *names: str) -> None:
+        """Log params that are new or have changed, of all or of some `names`."""
+        present = {name: value for name, value in self.params.items() if not names or name in names}
+        new = {name: value for name, value in present.items() if str(self._logged.get(name, ...)) != str(value)}
         if self.is_open and new:
             self.tracker.log_params(new)
             self._logged.update(new)
