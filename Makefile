@@ -26,12 +26,12 @@ test-all: test
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 --durations=10 --skipped
 	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --max-worker-restart=0 --durations=10
 
-# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, or another Python by PYTHON=python3.13 too, in an
+# The tests, or those in TESTS, with another torch such as TORCH=2.15.0, or another Python by PYTHON=python3.13 too, in an
 # environment of its own, by WORKERS processes.
 WORKERS ?= 2
 TORCH_BIN = .venv-torch-$(TORCH)/bin
 test-torch:
-	@test -n "$(TORCH)" || { echo "TORCH is missing: make test-torch TORCH=2.14.1"; exit 2; }
+	@test -n "$(TORCH)" || { echo "TORCH is missing: make test-torch TORCH=2.15.0"; exit 2; }
 	test -x $(TORCH_BIN)/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
 	$(TORCH_BIN)/python -m pip install --quiet torch==$(TORCH)
 	grep -vE '^(torch|tensordict)==' constraints.txt > .venv-torch-$(TORCH)/constraints.txt

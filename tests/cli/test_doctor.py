@@ -103,13 +103,13 @@ def test_what_is_broken_is_said_with_the_command_that_mends_it(probed, mlruns, c
     assert "\nextra " in text
 
 
-@pytest.mark.parametrize("version", ["1.2.3", "2.15.0"])
+@pytest.mark.parametrize("version", ["1.2.3", "2.16.0"])
 def test_a_version_that_was_not_tested_is_broken(probed, mlruns, monkeypatch, capsys, version):
     found = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else found(name))
     code, text = diagnosed(capsys)
     assert code == 1
-    assert f"broken: torch: {version}, but <2.15,>=2.13 is needed; pip install 'torch<2.15,>=2.13'" in text
+    assert f"broken: torch: {version}, but <2.16,>=2.13 is needed; pip install 'torch<2.16,>=2.13'" in text
 
 
 def test_a_store_that_cannot_be_used_is_broken_and_shows_no_password(probed, mlruns, monkeypatch, capsys):

@@ -1,8 +1,8 @@
 """The private names of torch that rl8x uses, all in this file, since any version of torch may change them.
 
-torch 2.13.0, with which the tests are run, has all of them, and so has 2.14.1. Each entry says what happens if a name
-is missing. Whether what a name does has changed is seen by `verification`, which refuses programs that are wrong, as
-those of torch 2.10 are.
+torch 2.13.0, with which the tests are run, has all of them, and so have 2.14.1 and 2.15.0. Each entry says what happens
+if a name is missing. Whether what a name does has changed is seen by `verification`, which refuses programs that are
+wrong, as those of torch 2.10 are.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def inductor() -> SimpleNamespace:
     try:
         found = {name.lstrip("_"): getattr(importlib.import_module(of), name) for name, of in _INDUCTOR.items()}
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"rl8x compiles with torch 2.13 or 2.14, not {torch.__version__}: {error}") from error
+        raise RuntimeError(f"rl8x compiles with torch 2.13 to 2.15, not {torch.__version__}: {error}") from error
     return SimpleNamespace(**found)
 
 

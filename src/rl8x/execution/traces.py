@@ -19,7 +19,7 @@ LIBRARY.impl("kept", torch.clone, "CompositeExplicitAutograd")
 KEPT: Final = torch.ops.rl8x.kept.default
 """Clones a tensor to memory of its own, in programs too; traces have it for every clone.
 
-Inductor (torch 2.13) takes a clone of an argument for the argument itself, and so gives both the new value in
+Inductor (torch 2.13 and 2.14) takes a clone of an argument for the argument itself, and so gives both the new value in
 
     old = now.clone(); now.copy_(new); before.copy_(old)
 """
