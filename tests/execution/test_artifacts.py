@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 
@@ -21,26 +22,28 @@ def kept(folder, key, content=b"library", used=None):
     return artifacts
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 DAMAGE = {
-    "another library": lambda content: content.replace(b"library", b"librarz"),
-    "half a library": lambda content: content[4:],
-    "no notes": lambda content: b"library",
-    "half the notes": lambda content: content[:-4],
-    "other notes": lambda content: b"library\n[]",
-    "nothing": lambda content: b"",
+    "another library": lambda path: path.write_bytes(path.read_bytes().replace(b"library", b"librarz")),
+    "half a library": lambda path: path.write_bytes(path.read_bytes()[4:]),
+    "no notes": lambda path: path.write_bytes(b"library"),
+    "half the notes": lambda path: path.write_bytes(path.read_bytes()[:-4]),
+    "other notes": lambda path: path.write_bytes(b"library\n[]"),
+    "nothing": lambda path: path.write_bytes(b""),
+    "writable by all": lambda path: path.chmod(0o666),
+    "writable by a group": lambda path: path.chmod(0o664),
+    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / path.name)),
 }
+ANOTHER = pytest.param(lambda path: os.chown(path, 12345, -1), marks=as_root, id="another user's")
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_what_is_damaged_is_never_found(tmp_path, damage):
-    artifacts = kept(tmp_path, "a")
-    path = artifacts.library("a")
-    path.write_bytes(damage(path.read_bytes()))
+@pytest.mark.parametrize("damage", [*[pytest.param(each, id=name) for name, each in DAMAGE.items()], ANOTHER])
+def test_what_is_damaged_or_others_can_change_is_never_found_and_made_anew(tmp_path, damage):
+    artifacts = kept(tmp_path / "cache", "a")
+    damage(artifacts.library("a"))
     assert [each.key for each in artifacts.list()] == ["a"]
     assert artifacts.find("a") is None
-    assert not path.exists()
-    kept(tmp_path, "a")
-    assert artifacts.find("a") is not None
+    assert kept(tmp_path / "cache", "a").find("a") is not None
 
 
 @pytest.mark.parametrize(("limit", "stays"), [("1.3", "acd"), ("0", "ad")])
@@ -66,7 +69,11 @@ def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, m
     Execution("eager", "fp32", torch.device("cpu"))
 
 
-def test_a_verdict_is_kept_with_its_program(tmp_path):
+def test_a_verdict_is_kept_with_its_program_the_users_alone_whatever_the_umask(tmp_path, request):
+    request.addfinalizer(functools.partial(os.umask, os.umask(0)))
+    tmp_path = tmp_path / "cache"
+    Artifacts(tmp_path).make_folder()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
     artifacts = kept(tmp_path, "a")
     artifacts.judge("b", "off by 1")  # of which there is no program
     assert artifacts.find("b") is None
@@ -122,7 +129,6 @@ OTHERS = {
     "another user's parent": lambda folder: os.chown(folder.parent, 12345, -1),
     "a group's parent": lambda folder: (os.chown(folder.parent, -1, 12345), folder.parent.chmod(0o775)),
 }
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 @as_root
@@ -147,24 +153,6 @@ def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeyp
     assert artifacts.folder.stat().st_mode & 0o777 == 0o700
     artifacts.make_folder()
     assert [path.name for path in folder.iterdir()] == ["a.so"]
-
-
-FOREIGN = {
-    "another user's": lambda path: os.chown(path, 12345, -1),
-    "writable by all": lambda path: path.chmod(0o666),
-    "writable by a group": lambda path: path.chmod(0o664),
-    "a link": lambda path: path.symlink_to(path.rename(path.parent.parent / path.name)),
-}
-
-
-@as_root
-@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
-def test_a_file_that_others_can_change_is_not_found_and_made_anew(tmp_path, make):
-    folder = tmp_path / "cache"
-    artifacts = kept(folder, "a")
-    make(folder / "a.so")
-    assert artifacts.find("a") is None
-    assert kept(folder, "a").find("a") is not None
 
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path):
@@ -195,15 +183,3 @@ def test_the_folder_is_the_users_own_or_the_named_one_and_where_it_cannot_be_wri
         assert artifacts.left == f"{folder} cannot be written to"
         kept(artifacts.folder, "a")
         assert artifacts.find("a") is not None
-
-
-def test_what_is_kept_is_the_users_alone_whatever_the_umask(tmp_path):
-    before = os.umask(0)
-    try:
-        Artifacts(tmp_path / "cache").make_folder()
-        artifacts = kept(tmp_path / "cache", "a")
-        artifacts.judge("a", "")
-    finally:
-        os.umask(before)
-    assert artifacts.folder.stat().st_mode & 0o777 == 0o700
-    assert artifacts.find("a")["verdict"] == ""

@@ -51,19 +51,6 @@ def mortal(shared, monkeypatch, tmp_path):
     made.stop()
 
 
-@pytest.fixture
-def found_only(own, monkeypatch):
-    """Return what makes this process a later one, which can neither compile nor verify."""
-
-    def make():
-        later = Compiler(own.artifacts)
-        monkeypatch.setattr(compiler, "compiler", lambda: later)
-        monkeypatch.setattr(later, "start", lambda: pytest.fail("compiled again"))
-        monkeypatch.setattr(compiler, "verdict", lambda *_, **__: pytest.fail("verified again"))
-
-    return make
-
-
 X = torch.tensor([1.0, 2.0])
 
 
@@ -95,7 +82,7 @@ def test_answers_are_taken_as_they_come(tmp_path):
 
 
 @pytest.mark.long
-def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces(own, found_only):
+def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces(own, monkeypatch):
     said = []
     own.say = said.append
     assert run(affine(2.0, 10.0)) == ([12.0, 14.0], 8.0, 8.0)
@@ -104,7 +91,10 @@ def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces
     loop = lambda: CompiledProgram(Loop(lambda total, item: [total.add_(item) + 0.0], 1))  # noqa: E731
     items = torch.tensor([2.0, 3.0])
     assert loop()(torch.tensor(1.0), items)[0].tolist() == [3.0, 6.0]
-    found_only()
+    later = Compiler(own.artifacts)  # of another process
+    monkeypatch.setattr(compiler, "compiler", lambda: later)
+    monkeypatch.setattr(later, "start", lambda: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiler, "verdict", lambda *_, **__: pytest.fail("verified again"))
     assert run(affine(2.0, 10.0)) == ([12.0, 14.0], 8.0, 8.0)
     assert run(affine(2.0, -1.0)) == ([1.0, 3.0], 8.0, 8.0)  # what it reads is read, not remembered
     assert loop()(torch.tensor(2.0), items)[0].tolist() == [4.0, 7.0]

@@ -16,12 +16,12 @@ SIZE = st.sampled_from([1, 2, 3, 4, 5, 8, 33, 64])
 
 def random_pair(rows, terms, columns, transposed, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    left = (
-        torch.randn(terms, rows, generator=generator).t()
-        if transposed
-        else torch.randn(rows, terms, generator=generator)
+    left = torch.randn(*((terms, rows) if transposed else (rows, terms)), generator=generator)
+    return (
+        left.t() if transposed else left,
+        torch.randn(terms, columns, generator=generator),
+        torch.randn(columns, generator=generator),
     )
-    return left, torch.randn(terms, columns, generator=generator), torch.randn(columns, generator=generator)
 
 
 @settings(max_examples=150, deadline=None)

@@ -124,18 +124,15 @@ class Clock(Steps):
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("what", ["a horizon", "an evaluation"])
-def test_a_simulator_that_was_interrupted_begins_anew(mode, what):
+@pytest.mark.parametrize("play", [Collector.fill, lambda collector, _: collector.evaluate(5, deterministic=True)])
+def test_a_simulator_that_was_interrupted_begins_anew(mode, play):
     Clock.taken, Clock.interrupted_at = 0, 16
     env = GymnasiumEnv(SyncVectorEnv([Clock] * 2, autoreset_mode=mode))
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
     collector, rollout = Collector(env, policy, torch.Generator(), Execution("eager", "fp32", CPU)), Rollout(5, 2)
     collector.fill(rollout)
-    play = (
-        (lambda: collector.fill(rollout)) if what == "a horizon" else lambda: collector.evaluate(5, deterministic=True)
-    )
     with pytest.raises(KeyboardInterrupt):  # in the third step
-        play()
+        play(collector, rollout)
     for _ in range(3):
         collector.fill(rollout)
         shown, after = rollout[keys.OBS][:5], rollout[keys.OBS][1:]

@@ -76,6 +76,10 @@ def test_the_state_at_an_episodes_end_is_that_before_the_reset():
         assert abs(before[0]) <= 2.4
         assert abs(before[2]) <= 0.2095
         assert moments[end].lengths[copy] == end
+    env = MountainCar(1, time_limit=7)
+    moments = list(play_episodes(policy_for(env), env, seed=3))
+    assert [moment.running[0] for moment in moments] == [True] * 7 + [False]
+    assert moments[-1].state["position"][0] != env.carry["state"]["position"][0]  # the next episode has begun there
 
 
 def test_what_never_ends_is_stopped_and_what_is_not_counted_not_waited_for():
@@ -85,12 +89,3 @@ def test_what_never_ends_is_stopped_and_what_is_not_counted_not_waited_for():
     all_of, first = (list(play_episodes(policy_for(env), env, seed=1, awaited=awaited)) for awaited in (None, 1))
     assert len(first) == all_of[-1].lengths[0] + 1
     assert len(all_of) == all_of[-1].lengths.max() + 1 > len(first)
-
-
-def test_a_time_limit_ends_an_episode_with_its_true_state():
-    env = MountainCar(1, time_limit=7)
-    moments = list(play_episodes(policy_for(env), env, seed=3))
-    assert len(moments) == 8
-    assert not moments[-1].running[0]
-    carry = env.carry["state"]["position"]
-    assert moments[-1].state["position"][0] != carry[0]  # the next episode has begun there

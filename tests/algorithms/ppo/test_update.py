@@ -25,6 +25,7 @@ def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after
         made.append(len(tensors[-1]))
         return program(*tensors)
 
+    counted.prepare = program.prepare
     traced.updater._updates = counted
     for algorithm in (eager, traced):
         algorithm.collect()
