@@ -51,6 +51,7 @@ train --num-env 3  ->  '--num-envs'
 train gymnasium:CartPole-v1 --num-envs 2 env_kwargs.lenght=1  ->  takes no argument 'lenght'. It takes
 train CartPole --num-envs many  ->  `num_envs` must be a whole number; got 'many'
 train CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
+train CartPole --device cpu --execution graph  ->  execution='graph' needs a CUDA device; got cpu.
 train CartPole hidden_sizes=[8]  ->  Here that is `model_config={"hidden_sizes": [64, 64]}`.
 train CartPole --device abacus  ->  `device` must be 'auto' or a device
 train CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99

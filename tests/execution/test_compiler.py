@@ -158,12 +158,10 @@ def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)  # this process knows its compiler by now
-    program = affine(2.0, 10.0)
-    messages = set()
+    program, messages = affine(2.0, 10.0), set()
+    expected = r"^execution='compile' is not possible here: .+ execution='eager'.*$"
     for _ in range(2):
-        with pytest.raises(
-            ProgramError, match=r"^execution='compile' is not possible here: .+ execution='eager'.*$"
-        ) as error:
+        with pytest.raises(ProgramError, match=expected) as error:
             run(program)
         messages.add(str(error.value))
     assert len(messages) == 1
