@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,7 +98,7 @@ def test_products_of_bfloat16_are_sums_in_float32(shape, biased, has_bfloat16, m
 @pytest.mark.long
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD\nflags : avx512f")
+    monkeypatch.setattr(products, "cpu_info", lambda: "vendor_id : AuthenticAMD\nflags : avx512f")
     products.has_fast_linear.cache_clear()  # probed before tracing, when tensors have values
     generator = torch.Generator().manual_seed(0)
     flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
@@ -138,14 +137,14 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
     ],
 )
 def test_vendor_and_flags_decide_what_a_processor_multiplies_fast(vendor, flags, bfloat16, onednn, monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda path: f"vendor_id : {vendor}\nflags : {flags} sse\n")
+    monkeypatch.setattr(products, "cpu_info", lambda: f"vendor_id : {vendor}\nflags : {flags} sse\n")
     assert products.has_bfloat16.__wrapped__() is bfloat16
     assert products.has_fast_linear.__wrapped__() is onednn
 
 
 def test_the_probe_trusts_no_operator_that_is_wrong(monkeypatch):
     probe = products.has_fast_linear.__wrapped__
-    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD\nflags : avx512f")
+    monkeypatch.setattr(products, "cpu_info", lambda: "vendor_id : AuthenticAMD\nflags : avx512f")
     assert probe() is True
     for wrong in (lambda x, weight, bias: x, None):  # None: of a torch without it
         monkeypatch.setattr(products, "linear", wrong)
