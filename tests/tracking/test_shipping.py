@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -103,6 +104,22 @@ def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
     warnings = messages(caplog, logging.WARNING)
     assert "the store does not take rows (no answer); training goes on" in warnings[0]
     assert messages(caplog, logging.INFO) == ["tracking: the store takes rows again; what waited is being sent"] * 2
+
+
+def test_an_outage_that_several_threads_hear_of_at_once_is_told_once(make, monkeypatch):
+    run, told = make(row(0)), []
+    assert drain(run)
+
+    def slowly(*said):
+        told.append(said)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(shipping._log, "warning", slowly)
+    monkeypatch.setattr(shipping, "SILENT_S", 0)
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(lambda _: run._hear(), range(2))] == [None, None]
+    assert len(told) == 1
+    monkeypatch.setattr(shipping, "SILENT_S", 10**6)
 
 
 def test_a_run_that_was_collected_is_told_once_though_python_ends_meanwhile(make, store, caplog, monkeypatch):
@@ -322,7 +339,6 @@ def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlru
 def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypatch, caplog):
     tracker, process = started()
     os.kill(process.pid, signal.SIGSTOP)
-    wait_for(lambda: tracker._run._beat == tracker._run.journal.ack.beat)  # or its last beat would end an outage
     monkeypatch.setattr(shipping, "SILENT_S", 2)  # only now: on a busy machine it may be as silent while it starts
     tracker.log_metrics({"a": 2.0}, 2)
     tracker.finish("FINISHED")

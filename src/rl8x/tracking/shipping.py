@@ -173,26 +173,27 @@ class OpenRun:
 
     def _hear(self) -> None:
         """Read what has arrived; tell of an outage, its end, and what was set aside."""
-        ack = self.journal.ack
-        reason = ack.outage
-        if self._shipper is None:  # it cannot be started, as `_tell` has noted
-            reason = self.outage
-        elif self._silent_s >= SILENT_S:
-            pid = self._shipper.popen.pid
-            reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
-        progress = (ack.offset, ack.memory)
-        if not reason or progress != self._progress:
-            self._answered_at, self._progress = time.monotonic(), progress  # or would have, had it been asked
-        self._note(reason)
-        path = self.journal.folder / REJECTED
-        for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
-            name = name_of(entry["rejected"])
-            if name not in self._named:
-                self._named.add(name)
-                where = f"it is in {path}, and `rl8x sync` tries it again"
-                why = entry.get("reason")
-                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, why, where)
-        self._num_rejected = ack.rejected
+        with self._appending:  # a thread that waits and the one that looks would both tell
+            ack = self.journal.ack
+            reason = ack.outage
+            if self._shipper is None:  # it cannot be started, as `_tell` has noted
+                reason = self.outage
+            elif self._silent_s >= SILENT_S:
+                pid = self._shipper.popen.pid
+                reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
+            progress = (ack.offset, ack.memory)
+            if not reason or progress != self._progress:
+                self._answered_at, self._progress = time.monotonic(), progress  # or would have, had it been asked
+            self._note(reason)
+            path = self.journal.folder / REJECTED
+            for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
+                name = name_of(entry["rejected"])
+                if name not in self._named:
+                    self._named.add(name)
+                    where = f"it is in {path}, and `rl8x sync` tries it again"
+                    why = entry.get("reason")
+                    _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, why, where)
+            self._num_rejected = ack.rejected
 
     def _note(self, reason: str) -> None:
         if reason and not self.outage:
