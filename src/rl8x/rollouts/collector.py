@@ -193,7 +193,7 @@ class CompiledStepper(Stepper):
         """Make the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
         where = (carry, cursor, env_noise, policy_noise)
         horizon = self.prepare(rollout, *where)
-        if horizon is not None and self.execution.mode == "eager":
+        if self._is_eager or (horizon is not None and self.execution.mode == "eager"):
             return self._eager.fill(rollout, *where)
         if horizon is not None:
             try:

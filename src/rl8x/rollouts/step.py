@@ -82,9 +82,12 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
     return named
 
 
-def flat(named: Mapping[str, Tree]) -> dict[str, Tensor]:
+def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
     """Return the tensors of what a slot holds, each `[num_envs, ...]`, by the names that they have in a rollout."""
-    return {name: part for group, tree in named.items() for name, part in flatten_tree(group, tree).items()}
+    tensors: dict[str, Tensor] = {}
+    for name, tree in named.items():
+        tensors |= {prefix + name: tree} if isinstance(tree, Tensor) else flat(tree, f"{prefix}{name}/")
+    return tensors
 
 
 @dataclasses.dataclass(eq=False, repr=False)
