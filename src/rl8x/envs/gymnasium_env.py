@@ -213,7 +213,7 @@ class GymnasiumEnv(SimulatorEnv):
         terminated, truncated = self._tensor(raw_terminated, np.bool_), self._tensor(raw_truncated, np.bool_)
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        metrics, any_done = carry["metrics"], True in done.tolist()
+        metrics, any_done = carry["metrics"], bool(done.any())
         if info:
             resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
             metrics = self.episode_metrics.update(metrics, info, resets, ~masked)

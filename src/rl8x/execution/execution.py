@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 _CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
+
+_T = TypeVar("_T")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
@@ -290,7 +292,7 @@ class Workers:
     def __deepcopy__(self, memo: object) -> Workers:
         return Workers(self.count)  # threads are nobody's to copy
 
-    def share(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
         """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
         others = [self._pool.submit(job) for job in jobs[1:]]
         return [jobs[0](), *(other.result() for other in others)]
