@@ -230,7 +230,7 @@ def described(function, *tensors):
     """Return what is compiled of a function, or of a loop: its description as JSON, and what loads its library."""
     loop = function if isinstance(function, Loop) else Loop(function, 0, num_items=0)
     traced = trace(loop.function, loop.first(tensors))
-    return traced.text, functools.partial(load, traced=traced, loop=loop)
+    return traced.text, functools.partial(load, traced=traced, loop=loop, like=tensors)
 
 
 def traced_only(monkeypatch):

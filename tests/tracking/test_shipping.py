@@ -88,6 +88,18 @@ def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path):
     wait_for(lambda: [thread.name for thread in threading.enumerate()].count("rl8x-tracking") == 0)
 
 
+def test_rows_that_come_without_a_pause_are_sent_once_an_interval(make, store):
+    run, begin, step = make(row(0), interval_s=0.5), time.monotonic(), 0
+    wait_for(lambda: values(store.run, "a"))
+    while time.monotonic() - begin < 2.0:
+        step += 1
+        run.append(row(step))
+        time.sleep(0.001)
+    assert store.calls.count("log_points") <= 1 + 2.0 / 0.5 + 1
+    assert drain(run)
+    assert len(values(store.run, "a")) == step + 1
+
+
 def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
     run = make(row(0))
     assert drain(run)

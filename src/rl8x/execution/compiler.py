@@ -79,7 +79,7 @@ class CompiledProgram:
         traced = self._traced.pop(layout_of(tensors), None) or trace(self.loop.function, first)
         text = traced.text
         if all(tensor.is_cpu for tensor in tensors):
-            program = load(compiler().library(text), traced, self.loop)
+            program = load(compiler().library(text), traced, self.loop, tensors)
         else:  # in this process; kernels are launched asynchronously, so that a loop in Python costs little
             from rl8x.execution.lowering import compiled_here
 
@@ -200,8 +200,8 @@ class Compiler:
         return len(self._requested)
 
 
-def load(library: Path, traced: Trace, loop: Loop) -> Program:
-    """Load the compiled program of a loop whose function was traced.
+def load(library: Path, traced: Trace, loop: Loop, like: Sequence[Tensor]) -> Program:
+    """Load the compiled program of a loop whose function was traced; it takes arguments of strides `like` those.
 
     Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
     """
@@ -210,17 +210,17 @@ def load(library: Path, traced: Trace, loop: Loop) -> Program:
     call.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_size_t, ctypes.c_int64, ctypes.c_bool]
     call.restype = ctypes.c_char_p
     make = torch.zeros if loop.ends else torch.empty
-    addresses = ctypes.c_void_p * len(traced.results)
+    first, num_given = len(like) - loop.num_items, len(like) + len(traced.read)
+    inputs, addresses = ctypes.c_void_p * num_given, ctypes.c_void_p * len(traced.results)
+    steps = (ctypes.c_int64 * num_given)()  # bytes from one item to the next
+    steps[first : len(like)] = [tensor.stride(0) * tensor.itemsize for tensor in like[first:]]
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        first = len(tensors) - loop.num_items
         count = (tensors[first].size(0),) if loop.num_items else ()
         outputs = [make(count + shape, dtype=dtype) for shape, dtype in traced.results]
-        given = [tensor.data_ptr() for tensor in tensors] + [tensor.data_ptr() for tensor in traced.read]
-        steps = (ctypes.c_int64 * len(given))()  # bytes from one item to the next
-        steps[first : len(tensors)] = [tensor.stride(0) * tensor.itemsize for tensor in tensors[first:]]
+        given = inputs(*[tensor.data_ptr() for tensor in (*tensors, *traced.read)])
         made = addresses(*[tensor.data_ptr() for tensor in outputs])
-        error = call((ctypes.c_void_p * len(given))(*given), steps, made, len(made), *count or (1,), loop.ends)
+        error = call(given, steps, made, len(made), *count or (1,), loop.ends)
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
         return outputs

@@ -46,6 +46,7 @@ LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
 _KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
 READ_BYTES: Final = 1 << 20
+_READ_LINES: Final = 1000
 _SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
 _ODD_TEXT: Final = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
@@ -439,6 +440,11 @@ class SendingJournal:
         """Whether anything has not arrived."""
         return bool(self.lines) or self.ack.offset < self.end
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more has not arrived than `read` returns."""
+        return len(self.lines) > _READ_LINES or self.end - self.ack.offset > READ_BYTES
+
     def read(self) -> list[tuple[Op, int | None, int]]:
         """Read about a megabyte of ops that have not arrived: each with the offset after it, or its number."""
         ops: list[tuple[Op, int | None, int]] = []
@@ -448,7 +454,7 @@ class SendingJournal:
             size += len(line)
             if size >= READ_BYTES:
                 break
-        return ops or [(decode(line), None, number) for number, line in list(self.lines)[:1000]]
+        return ops or [(decode(line), None, number) for number, line in list(self.lines)[:_READ_LINES]]
 
     def last_time(self) -> int:
         """Return when its process last wrote something, in milliseconds since 1970."""

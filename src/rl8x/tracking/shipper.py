@@ -222,7 +222,7 @@ class Tail(threading.Thread):
         if self._failures or not journal.ack.tried or journal.ack.outage:
             self._failures = 0
             journal.acknowledge(outage="", tried=True)
-        if journal.pending:
+        if journal.is_behind or (self.closed and journal.pending):
             return 0.0
         if self.closed:
             return -1.0 if self._conclude(journal) else 0.0
