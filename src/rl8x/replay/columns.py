@@ -71,7 +71,7 @@ class Columns:
         """Write rows by column name, each `[rows, *shape]`, into slots."""
         for key, tensor in self.tensors.items():
             parts = [rows[name].unsqueeze(1) if is_scalar else rows[name] for name, is_scalar in self._parts[key]]
-            tensor[slots].copy_(torch.cat(parts, 1))
+            torch.cat([part.to(tensor.device) for part in parts], 1, out=tensor[slots])
 
     def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
         """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""

@@ -48,6 +48,7 @@ _KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
 READ_BYTES: Final = 1 << 20
 _READ_LINES: Final = 1000
 _SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"))
 _ODD_TEXT: Final = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
 Op = dict[str, Any]
@@ -105,9 +106,9 @@ class Unsent:
 
 def encode(op: Mapping[str, object]) -> bytes:
     """Write an op as one line; text that no store takes is escaped, so that it can be read there."""
-    line = json.dumps(op, separators=(",", ":")).encode()
+    line = _COMPACT.encode(op).encode()
     if _ODD_TEXT.search(line):
-        line = json.dumps(_readable(op), separators=(",", ":")).encode()
+        line = _COMPACT.encode(_readable(op)).encode()
     return line + b"\n"
 
 
