@@ -22,7 +22,7 @@ def envs(name: str | None) -> None:
     NAME is a built-in name, a Gymnasium id, or a dotted path to a class.
     """
     from rl8x.envs import BUILTIN, describe
-    from rl8x.envs.listing import summarize
+    from rl8x.envs.registry import summarize
 
     if name is not None:
         find_modules_here([name])
