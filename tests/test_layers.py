@@ -33,9 +33,9 @@ LAYERS: list[dict[str, set[str]]] = [
         "functional": set(),
         "schedules": set(),
         "randomization": set(),
-        "nn": set(),
-        "models": {"nn"},
-        "distributions": {"nn"},
+        "models": set(),
+        "nn": {"models"},
+        "distributions": {"models"},
         "envs": {"randomization"},
     },
     {

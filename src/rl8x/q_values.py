@@ -14,7 +14,7 @@ from rl8x.distributions.discrete import EpsilonGreedyParams
 from rl8x.functional import expectation
 from rl8x.models import Model, State
 from rl8x.models.base import BUILTIN
-from rl8x.nn.layers import masked_mean
+from rl8x.models.layers import masked_mean
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only, describe_space
 from rl8x.trees import Tree, tree_map

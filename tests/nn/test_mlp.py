@@ -16,9 +16,9 @@ from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.execution import kernels as products
 from rl8x.execution.lowering import fused
 from rl8x.execution.traces import trace
+from rl8x.models import layers as layers_module
+from rl8x.models.layers import LinearStack
 from rl8x.nn import MLP, linear
-from rl8x.nn import mlp as mlp_module
-from rl8x.nn.layers import LinearStack
 
 
 def test_layers_and_activations_in_order():
@@ -63,12 +63,12 @@ def test_gains():
 def both_ways(module, x, *, create_graph=False):
     """Differentiate the same function of a module's result by `perceptron` and by autograd through its layers."""
     found = []
-    for layers in (mlp_module.plain_layers(module, x), None):
-        result = mlp_module.perceptron(x, layers) if layers else nn.Sequential.forward(module, x)
+    for layers in (layers_module.plain_layers(module, x), None):
+        result = layers_module.perceptron(x, layers) if layers else nn.Sequential.forward(module, x)
         inputs = [tensor for tensor in (x, *module.parameters()) if tensor.requires_grad]
         weighted = (result * torch.linspace(-1.0, 1.0, result.numel()).view_as(result)).square().sum()
         found.append((result, torch.autograd.grad(weighted, inputs, create_graph=create_graph)))
-    assert mlp_module.plain_layers(module, x)
+    assert layers_module.plain_layers(module, x)
     return found
 
 
@@ -138,7 +138,7 @@ def test_nothing_of_the_callers_is_written_to():
     mlp = MLP([3, 8, 8], activate_last=True)
     x = torch.randn(5, 3, requires_grad=True)
     x_before = x.detach().clone()
-    result = mlp_module.perceptron(x, mlp_module.plain_layers(mlp, x))
+    result = layers_module.perceptron(x, layers_module.plain_layers(mlp, x))
     result_before, gradient = result.detach().clone(), torch.randn(5, 8)
     gradient_before = gradient.clone()
     first = torch.autograd.grad(result, [x, *mlp.parameters()], gradient, retain_graph=True)
@@ -150,7 +150,7 @@ def test_nothing_of_the_callers_is_written_to():
 
 
 def calls_modules(mlp, x):
-    return mlp_module.plain_layers(mlp, x) is None
+    return layers_module.plain_layers(mlp, x) is None
 
 
 def test_modules_are_called_where_more_than_plain_training_is_meant():
@@ -233,13 +233,13 @@ def test_eager_products_are_the_usual_ones_of_stacks_too(rows, terms, columns, s
     left, right, bias = (left, right, bias) if stacked else (left[0], right[0], bias[0, 0])
     exact = left.double() @ right.double()
     close = {"atol": 1e-4, "rtol": 1e-5}
-    torch.testing.assert_close(mlp_module._multiply(left, right, bias), (exact + bias.double()).float(), **close)
-    torch.testing.assert_close(mlp_module._multiply(left, right), exact.float(), **close)
-    result = mlp_module._multiply_transposed(left.mT.contiguous(), right)
+    torch.testing.assert_close(layers_module._multiply(left, right, bias), (exact + bias.double()).float(), **close)
+    torch.testing.assert_close(layers_module._multiply(left, right), exact.float(), **close)
+    result = layers_module._multiply_transposed(left.mT.contiguous(), right)
     torch.testing.assert_close(result, exact.float(), **close)
     assert result.is_contiguous()
     wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
     assert called == ([(rows, terms)] * (9 if stacked else 3) if wide and fast else [])
     if stacked:  # of critics the first layer reads the same rows
         shared = left[:1].expand(3, -1, -1)
-        torch.testing.assert_close(mlp_module._multiply(shared, right, bias), shared @ right + bias, **close)
+        torch.testing.assert_close(layers_module._multiply(shared, right, bias), shared @ right + bias, **close)

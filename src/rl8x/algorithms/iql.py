@@ -20,7 +20,7 @@ from rl8x.algorithms.off_policy.config import ValueConfig
 from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed, recorded_actions
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
-from rl8x.nn.mlp import INITS
+from rl8x.models.layers import INITS
 from rl8x.policy import Policy
 from rl8x.spaces import describe_space
 

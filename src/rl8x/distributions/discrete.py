@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl8x.distributions.base import Distribution
-from rl8x.nn.layers import masked_logits
+from rl8x.models.layers import masked_logits
 from rl8x.spaces import describe_space
 
 LARGEST_UNIFORM: Final = 1.0 - 2.0**-24

@@ -1,9 +1,8 @@
 """Models: networks from observations to features and values."""
 
-from rl8x.models.attention import AttentionModel
 from rl8x.models.base import BUILTIN, Model, State, make_model, model_class
 from rl8x.models.mlp import CNNModel, Head, MLPModel
-from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
+from rl8x.models.recurrent import AttentionModel, GRUModel, LSTMModel, RecurrentModel
 
 BUILTIN.update(mlp=MLPModel, lstm=LSTMModel, gru=GRUModel, cnn=CNNModel, attention=AttentionModel)
 

@@ -1,130 +1,378 @@
-"""A model that attends to a rolling window of the latest observations.
+"""Attention blocks over torch's fused `scaled_dot_product_attention`, their skip connections and positions.
 
-The window is the model's state, so that the model is used and recomputed like a recurrent one: what it needs of the
-steps before a sequence is stored with the sequence, and inside of a sequence windows are views of one tensor.
+A perceiver reads long inputs into latent vectors, a pointer chooses among elements. A mask is True where a query may
+look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, Final
 
-import gymnasium
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from rl8x.models.base import State
-from rl8x.models.encoders import FlatObservations, visible_columns
-from rl8x.models.mlp import ActorCritic
-from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
-from rl8x.plain import own_values
+from rl8x.models.layers import check_widths, masked_logits
+from rl8x.models.mlp import MLP
+from rl8x.names import unknown_name
 
-
-class WindowTrunk(nn.Module):
-    """Self-attention over windows, of which the last element's output is taken."""
-
-    def __init__(
-        self, num_inputs: int, window: int, width: int, num_heads: int, num_layers: int, activation: str
-    ) -> None:
-        super().__init__()
-        self.window = window
-        self.embedding = nn.Linear(num_inputs, width)
-        self.positions = PositionalEmbedding(window, width)
-        self.stack = SelfAttentionStack(width, num_heads, num_layers, activation=activation)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """Read a history `[window - 1 + T, B, num_inputs]`, each window back to its length; return `[T, B, width]`."""
-        steps, batch = lengths.shape
-        # Embedded once, however many windows an observation is in.
-        windows = self.embedding(history).unfold(0, self.window, 1).movedim(-1, 2)  # [T, B, window, width]
-        windows = windows.flatten(0, 1)
-        ages = torch.arange(self.window - 1, -1, -1, device=lengths.device)
-        mask = (ages <= lengths.reshape(-1, 1)).unsqueeze(1)
-        read: Tensor = self.norm(self.stack(self.positions(windows), mask)[:, -1])
-        return read.reshape(steps, batch, -1)
+SKIPS: Final = ("residual", "cat", "none")
 
 
-class AttentionModel(ActorCritic):
-    """Self-attention over the latest observations of the episode, actor and critic apart unless `shared`.
-
-    The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
-    and `length`, how many of them are of the same episode, `[num_envs]`.
-
-    Arguments that are not listed here are those of `ActorCritic`.
+class Skip(nn.Module):
+    """Join a layer's input x and output y: `residual` x + y, `cat` both side by side, `none` y alone.
 
     Args:
-        observation_space: Space of one copy's observation, of any kind that `MLPModel` reads.
-        num_features: Width of the features that the action distribution needs.
-        window: Observations that the model sees at a time, the present one included; at least 2.
-        width: Width of the embeddings, a multiple of `num_heads`.
-        num_heads: Heads of each attention, at least 1.
-        num_layers: Blocks of attention, at least 1.
-        activation: Name of the activation in the blocks' perceptrons.
+        kind: One of these names.
+        num_inputs: Width of x.
+        num_outputs: Width of y; for `residual` the same.
+
+    Attributes:
+        num_outputs: Width of what is joined: `num_inputs + num_outputs` for `cat`, else that of y.
 
     Raises:
-        TypeError: If an observation has a part of another kind.
-        ValueError: If a number is out of its range, or `critic_obs` does not fit the space.
-
-    Source: Vaswani et al. 2017, arXiv:1706.03762; normalised before each part: Xiong et al. 2020, arXiv:2002.04745.
+        ValueError: If the name is unknown, a width is less than 1, or the widths differ for `residual`.
     """
 
-    recurrent: ClassVar[bool] = True
+    def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        if kind not in SKIPS:
+            raise ValueError(unknown_name("skip connection", kind, SKIPS))
+        check_widths(num_inputs=num_inputs, num_outputs=num_outputs)
+        if kind == "residual" and num_inputs != num_outputs:
+            raise ValueError(
+                f"a residual connection needs equal widths; got {num_inputs} and {num_outputs}. Use 'cat' or 'none'."
+            )
+        self.kind = kind
+        self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
 
-    visible: Tensor | None
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join input and output.
+
+        Args:
+            x: The layer's input, `[..., num_inputs]`.
+            y: Its output, as wide as it was said to be.
+
+        Returns:
+            `[..., self.num_outputs]`.
+        """
+        if self.kind == "residual":
+            return x + y
+        return torch.cat([x, y], -1) if self.kind == "cat" else y
+
+
+class PositionalEmbedding(nn.Module):
+    """Add a learned vector to each position of a sequence.
+
+    Args:
+        max_length: Length of the longest sequence.
+        width: Width of its elements.
+
+    Raises:
+        ValueError: If one of them is less than 1.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5, the learned ones.
+    """
+
+    def __init__(self, max_length: int, width: int) -> None:
+        super().__init__()
+        check_widths(max_length=max_length, width=width)
+        self.weight = nn.Parameter(0.02 * torch.randn(max_length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the vectors of the first S positions.
+
+        Args:
+            x: A sequence, `[..., S, width]`.
+
+        Returns:
+            `[..., S, width]`.
+
+        Raises:
+            ValueError: If the sequence is longer than `max_length`.
+        """
+        if x.shape[-2] > len(self.weight):
+            raise ValueError(
+                f"a sequence of {x.shape[-2]} elements is longer than `max_length`, which is {len(self.weight)}."
+            )
+        return x + self.weight[: x.shape[-2]]
+
+
+class Attention(nn.Module):
+    """Multi-head attention of queries to a context.
+
+    Args:
+        width: Width of queries and of the output; a multiple of `num_heads`.
+        num_heads: Heads, at least 1.
+        context_width: Width of the context; None: that of the queries.
+
+    Raises:
+        ValueError: If a width or `num_heads` is less than 1, or `num_heads` does not divide `width`.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, context_width: int | None = None) -> None:
+        super().__init__()
+        context_width = width if context_width is None else context_width
+        check_widths(width=width, num_heads=num_heads, context_width=context_width)
+        if width % num_heads:
+            raise ValueError(f"`num_heads` must divide the width; got {num_heads} and {width}.")
+        self.num_heads = num_heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(context_width, width)
+        self.value = nn.Linear(context_width, width)
+        self.out = nn.Linear(width, width)
+        for layer in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Let each query gather from the context.
+
+        Args:
+            x: Queries, `[B, Q, width]`.
+            context: Keys and values, `[B, S, context_width]`.
+            mask: True where a query may look, bool, broadcast to `[B, Q, S]`: `[B, 1, S]` for a
+                context with padding, `[S, S]` for a causal one. A query that may look nowhere gathers zeros.
+
+        Returns:
+            `[B, Q, width]`.
+        """
+        query, key, value = (
+            layer(inputs).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, inputs in ((self.query, x), (self.key, context), (self.value, context))
+        )
+        if mask is None:
+            gathered = functional.scaled_dot_product_attention(query, key, value)
+        else:
+            mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
+            sees = mask.any(-1, keepdim=True)
+            # A softmax over nothing is NaN in some kernels: such a query looks everywhere, and the result is dropped.
+            gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
+            gathered = gathered.masked_fill(~sees, 0.0)
+        out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
+        return out
+
+
+class CrossAttention(nn.Module):
+    """Attention to a context, then a perceptron; inputs are normalised before, skip connections lead around each.
+
+    Args:
+        width: Width of the queries; a multiple of `num_heads`.
+        num_heads: Heads, at least 1.
+        context_width: Width of the context; None: that of the queries.
+        hidden_size: Width of the perceptron's hidden layer; None: four times that of the queries.
+        activation: Name of its activation.
+        skip: Kind of the skip connections: `"residual"`, `"cat"` or `"none"`.
+
+    Attributes:
+        num_outputs: Width of the output: `width`, or 3 times that with `"cat"`.
+
+    Raises:
+        ValueError: If a width or a name is not legal, as in `Attention`, `Skip` and `MLP`.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745 (normalisation before each part).
+    """
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        num_features: int,
+        width: int,
+        num_heads: int,
         *,
-        window: int = 16,
-        width: int = 64,
-        num_heads: int = 4,
-        num_layers: int = 1,
+        context_width: int | None = None,
+        hidden_size: int | None = None,
         activation: str = "gelu",
-        shared: bool = False,
-        critic_obs: Sequence[str] = (),
-        policy_gain: float = 0.01,
-        value_gain: float = 1.0,
+        skip: str = "residual",
     ) -> None:
-        super().__init__(observation_space, num_features)
-        window = own_values(window)
-        if not isinstance(window, int) or window < 2:
-            raise ValueError(f"`window` must be a whole number of at least 2; got {window!r}.")
-        self.flat = FlatObservations(observation_space)
-        self.window = window
-        visible = visible_columns(observation_space, self.flat.leaf_widths, critic_obs, shared)
-        self.register_buffer("visible", visible, persistent=False)
-        options = (self.flat.width, window, width, num_heads, num_layers, activation)
-        self.actor = WindowTrunk(*options)
-        self.critic = None if shared else WindowTrunk(*options)
-        self.add_heads(width, width, policy_gain, value_gain)
+        super().__init__()
+        context_width = width if context_width is None else context_width
+        check_widths(width=width, context_width=context_width)
+        self.query_norm = nn.LayerNorm(width)
+        self.context_norm = nn.LayerNorm(context_width)
+        self.attention = Attention(width, num_heads, context_width=context_width)
+        self.attention_skip = Skip(skip, width, width)
+        between = self.attention_skip.num_outputs
+        self.mlp_norm = nn.LayerNorm(between)
+        self.mlp = MLP([between, 4 * width if hidden_size is None else hidden_size, width], activation=activation)
+        self.mlp_skip = Skip(skip, between, width)
+        self.num_outputs = self.mlp_skip.num_outputs
 
-    def initial_state(self, num_envs: int) -> State:
-        """Return an empty history `[num_envs, window - 1, width of an observation]` and its length `[num_envs]`."""
-        weight = self.policy_head.weight
-        return {
-            "history": weight.new_zeros(num_envs, self.window - 1, self.flat.width),
-            "length": weight.new_zeros(num_envs),
-        }
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Read a context by queries.
 
-    def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
-        """Return for actor and critic the history with observations `[T, B, *obs]` after it, and how far each may look.
+        Args:
+            x: Queries, `[B, Q, width]`.
+            context: What they look at, `[B, S, context_width]`.
+            mask: Where a query may look, as in `Attention`.
 
-        At `starts` `[T, B]` the history before is out of reach.
+        Returns:
+            `[B, Q, num_outputs]`.
         """
-        history = torch.cat([state["history"].transpose(0, 1), self.flat(obs)])
-        steps = torch.arange(len(starts), device=starts.device, dtype=state["length"].dtype).unsqueeze(-1)
-        # The step of the latest start; before the first one the episode began `length` steps before the sequence.
-        latest = torch.where(starts, steps, -1.0)
-        if len(starts) > 1:  # of one step it would be the same, and ONNX has no such operator
-            latest = latest.cummax(0).values
-        begin = torch.where(latest < 0, -state["length"], latest)
-        lengths = (steps - begin).clamp(max=self.window - 1)
-        seen = history if self.visible is None else torch.where(self.visible, history, 0.0)
-        after = {
-            "history": history[1 - self.window :].transpose(0, 1),
-            "length": (lengths[-1] + 1.0).clamp(max=self.window - 1),
-        }
-        return (seen, lengths), (history, lengths), after
+        return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
+
+    def _finish(self, x: Tensor, gathered: Tensor) -> Tensor:
+        x = self.attention_skip(x, gathered)
+        out: Tensor = self.mlp_skip(x, self.mlp(self.mlp_norm(x)))
+        return out
+
+
+class SelfAttention(CrossAttention):
+    """A block of attention of a sequence to itself; arguments are those of `CrossAttention` but for the context's."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        hidden_size: int | None = None,
+        activation: str = "gelu",
+        skip: str = "residual",
+    ) -> None:
+        super().__init__(width, num_heads, hidden_size=hidden_size, activation=activation, skip=skip)
+        del self.context_norm
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Apply the block to a sequence `[B, S, width]`; return `[B, S, num_outputs]`."""
+        normed = self.query_norm(x)
+        return self._finish(x, self.attention(normed, normed, mask))
+
+
+class SelfAttentionStack(nn.Module):
+    """Blocks of self-attention one after the other.
+
+    Args:
+        width: Width of the sequence; a multiple of `num_heads`.
+        num_heads: Heads of each block, at least 1.
+        num_layers: How many blocks, at least 1.
+        options: Further arguments of `SelfAttention`.
+
+    Attributes:
+        num_outputs: Width of the output: `width`, or 3 times as much for each block with `skip="cat"`.
+
+    Raises:
+        ValueError: If there is no block, or as in `SelfAttention`.
+    """
+
+    def __init__(self, width: int, num_heads: int, num_layers: int, **options: Any) -> None:
+        super().__init__()
+        check_widths(num_layers=num_layers)
+        self.blocks = nn.ModuleList()
+        self.num_outputs = width
+        for _ in range(num_layers):
+            block = SelfAttention(self.num_outputs, num_heads, **options)
+            self.blocks.append(block)
+            self.num_outputs = block.num_outputs
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply the blocks to a sequence.
+
+        Args:
+            x: `[B, S, width]`.
+            mask: Where an element may look, as in `Attention`.
+
+        Returns:
+            `[B, S, num_outputs]`.
+        """
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+class Perceiver(nn.Module):
+    """Latent vectors that look at the inputs, then at each other, as often as there are layers.
+
+    Args:
+        num_inputs: Width of the inputs.
+        num_latents: How many latent vectors, at least 1.
+        width: Their width; a multiple of `num_heads`.
+        num_heads: Heads of each attention, at least 1.
+        num_layers: Times that the latents look at the inputs, at least 1.
+        num_blocks: Blocks of self-attention after each time, at least 1.
+        options: Further arguments of the attention blocks: `hidden_size`, `activation`, `skip` (not `"cat"`).
+
+    Attributes:
+        num_outputs: Width of the output, which is `width`.
+
+    Raises:
+        ValueError: If a number is less than 1, or as in `CrossAttention`.
+
+    Source: Jaegle et al. 2021, arXiv:2103.03206.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_latents: int,
+        width: int,
+        *,
+        num_heads: int = 1,
+        num_layers: int = 1,
+        num_blocks: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_widths(num_inputs=num_inputs, num_latents=num_latents, num_layers=num_layers)
+        if options.get("skip", "residual") == "cat":
+            raise ValueError("a perceiver's latents keep their width: `skip` must be 'residual' or 'none'; got 'cat'.")
+        self.num_outputs = width
+        self.latents = nn.Parameter(0.02 * torch.randn(num_latents, width))
+        layers = range(num_layers)
+        self.reads = nn.ModuleList(
+            CrossAttention(width, num_heads, context_width=num_inputs, **options) for _ in layers
+        )
+        self.stacks = nn.ModuleList(SelfAttentionStack(width, num_heads, num_blocks, **options) for _ in layers)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Read inputs into latents.
+
+        Args:
+            inputs: `[B, S, num_inputs]`.
+            mask: True where an input counts, `[B, S]`, bool.
+
+        Returns:
+            `[B, num_latents, width]`.
+        """
+        latents = self.latents.expand(inputs.shape[0], -1, -1)
+        visible = None if mask is None else mask.unsqueeze(1)
+        for read, stack in zip(self.reads, self.stacks, strict=True):
+            latents = stack(read(latents, inputs, visible))
+        return latents
+
+
+class PointerNetwork(nn.Module):
+    """Score the elements of a set against a query: logits_i = v . tanh(W_k e_i + W_q q).
+
+    Args:
+        num_inputs: Width of the elements.
+        query_width: Width of the query.
+        hidden_size: Width in between.
+
+    Raises:
+        ValueError: If a width is less than 1.
+
+    Source: Vinyals et al. 2015, arXiv:1506.03134, eq. 3.
+    """
+
+    def __init__(self, num_inputs: int, query_width: int, hidden_size: int) -> None:
+        super().__init__()
+        check_widths(num_inputs=num_inputs, query_width=query_width, hidden_size=hidden_size)
+        self.key = nn.Linear(num_inputs, hidden_size, bias=False)
+        self.query = nn.Linear(query_width, hidden_size)
+        self.score = nn.Linear(hidden_size, 1, bias=False)
+
+    def forward(self, query: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Score elements.
+
+        Args:
+            query: `[..., query_width]`.
+            elements: `[..., S, num_inputs]`.
+            mask: True where there is an element that may be chosen, `[..., S]`, bool.
+
+        Returns:
+            Logits, `[..., S]`; those of masked elements so low that their probability is 0.
+        """
+        hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
+        # A sum, and no product of matrices, which autocast would take in bfloat16.
+        logits = (hidden.float() * self.score.weight.squeeze(0)).sum(-1)
+        return logits if mask is None else masked_logits(logits, mask)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from rl8x.execution.execution import kept_generators
 from rl8x.models.encoders import is_image
+from rl8x.models.layers import check_widths
 from rl8x.names import check_arguments, class_named
-from rl8x.nn.mlp import check_widths
 from rl8x.output import described
 from rl8x.plain import thawed
 from rl8x.spaces import leaves

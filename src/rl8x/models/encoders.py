@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl8x.models.layers import HIDDEN_GAIN, check_sizes
+from rl8x.models.layers import activation as make_activation
 from rl8x.names import unknown_name
-from rl8x.nn.layers import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 from rl8x.spaces import describe_space, leaves
 
 

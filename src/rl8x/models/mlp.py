@@ -1,9 +1,10 @@
-"""The feedforward models, for vectors of numbers and for images, and the heads that all built-in models share."""
+"""Multilayer perceptrons, the feedforward models of vectors and of images, and the heads that built-in models share."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import torch
@@ -11,9 +12,137 @@ from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import Channels, Convolution, FlatObservations, ObservationEncoder, actor_space
-from rl8x.nn.layers import HeadStack
-from rl8x.nn.mlp import MLP, MLPStack, check_sizes, hidden_gain, layer_stack, linear
+from rl8x.models.layers import (
+    HIDDEN_GAIN,
+    HeadStack,
+    LayerNormStack,
+    LinearStack,
+    check_sizes,
+    hidden_gain,
+    linear,
+    perceptron,
+    plain_layers,
+)
+from rl8x.models.layers import activation as make_activation
 from rl8x.spaces import describe_space
+
+# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
+_MANY_ACTIVATIONS: Final = 2**17
+
+
+class MLP(nn.Sequential):
+    """Linear layers with an activation after each, `[..., sizes[0]]` to `[..., sizes[-1]]`.
+
+    Args:
+        sizes: Width of the input, of each hidden layer and of the output. One size alone makes an identity.
+        activation: Name of the activation between layers.
+        activate_last: Whether the last layer is followed by an activation too.
+        gain: Gain of the hidden layers' orthogonal weights; None: weights are uniform, as `linear` has them.
+        last_gain: Gain of the last layer; None: that of the hidden ones.
+        layer_norm: Whether the output of each layer that an activation follows is normalised before it.
+
+    Attributes:
+        num_inputs: Width of the input.
+        num_outputs: Width of the output.
+
+    Raises:
+        ValueError: If a width is not a whole number of at least 1, or the activation is unknown.
+
+    Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        activate_last: bool = False,
+        gain: float | None = HIDDEN_GAIN,
+        last_gain: float | None = None,
+        layer_norm: bool = False,
+    ) -> None:
+        check_sizes("sizes", sizes)
+        if not sizes:
+            raise ValueError("`sizes` must have at least the width of the input; got none.")
+        layers: list[nn.Module] = []
+        for i, (num_inputs, num_outputs) in enumerate(itertools.pairwise(sizes)):
+            last = i == len(sizes) - 2
+            layers.append(linear(num_inputs, num_outputs, last_gain if last and last_gain is not None else gain))
+            if not last or activate_last:
+                if layer_norm:
+                    layers.append(nn.LayerNorm(num_outputs))
+                layers.append(make_activation(activation))
+        super().__init__(*layers)
+        self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
+        self.num_activations = sum(sizes[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers to every row.
+
+        Args:
+            x: `[..., sizes[0]]`.
+
+        Returns:
+            `[..., sizes[-1]]`.
+
+        Raises:
+            ValueError: If rows have another width.
+        """
+        if x.shape[-1:] != (self.num_inputs,):
+            raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
+        # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
+        flat = x.reshape(-1, x.shape[-1])
+        layers = plain_layers(self, flat) if are_many(flat, self.num_activations) else None
+        rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
+        return rows.view(*x.shape[:-1], rows.shape[-1])
+
+
+def are_many(x: Tensor, num_activations: int) -> bool:
+    """Whether layers of so many activations a row have enough for rows `[..., inputs]` that `perceptron` saves time."""
+    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
+        return False
+    return x.numel() // x.shape[-1] * num_activations >= _MANY_ACTIVATIONS
+
+
+def layer_stack(
+    size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool, gain: float | None
+) -> list[nn.Module]:
+    """Return the hidden layers of `size` perceptrons side by side, of widths as `MLP` has them."""
+    layers: list[nn.Module] = []
+    for num_inputs, num_outputs in itertools.pairwise(sizes):
+        layers.append(LinearStack(size, num_inputs, num_outputs, gain))
+        layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
+        layers.append(make_activation(activation))
+    return layers
+
+
+class MLPStack(nn.Sequential):
+    """Layers of `size` perceptrons, each of which reads its part of rows `[T, size * rows, *]`, the first the first."""
+
+    def __init__(self, size: int, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.size = size
+        self.num_activations = sum(layer.weight.shape[-1] for layer in layers if isinstance(layer, LinearStack))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply each perceptron to its rows, `[T, size * rows, inputs]` to `[T, size * rows, outputs]`."""
+        steps, rows = x.shape[:2]
+        if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
+            each: Tensor = super().forward(x.flatten(0, 1).expand(self.size, -1, -1))  # type: ignore[no-untyped-call]
+            every: Tensor = each.unflatten(1, (steps, rows))  # type: ignore[no-untyped-call]
+            agents = (torch.arange(rows, device=x.device) * self.size).div(rows, rounding_mode="floor")
+            own = agents == torch.arange(self.size, device=x.device).unsqueeze(1)  # [size, rows]
+            chosen: Tensor = torch.where(own[:, None, :, None], every, 0.0).sum(0)
+            return chosen
+        if rows % self.size:
+            raise ValueError(
+                f"each of {self.size} agents has weights of its own (`separate`), by the place of its row: give "
+                f"observations of all agents, one agent after the other; got {rows}."
+            )
+        apart = x.reshape(steps, self.size, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)  # [size, T * rows, inputs]
+        layers = plain_layers(self, apart) if are_many(apart, self.num_activations) else None
+        result: Tensor = super().forward(apart) if layers is None else perceptron(apart, layers)  # type: ignore[no-untyped-call]
+        return result.view(self.size, steps, -1, result.shape[-1]).transpose(0, 1).flatten(1, 2)
 
 
 class Head(nn.Linear):

@@ -1,6 +1,6 @@
-"""Building blocks of networks."""
+"""Building blocks of networks, which the built-in models consist of too."""
 
-from rl8x.nn.attention import (
+from rl8x.models.attention import (
     Attention,
     CrossAttention,
     Perceiver,
@@ -10,8 +10,8 @@ from rl8x.nn.attention import (
     SelfAttentionStack,
     Skip,
 )
-from rl8x.nn.layers import ACTIVATIONS, SquaredReLU, activation, masked_logits, masked_mean
-from rl8x.nn.mlp import MLP, linear
+from rl8x.models.layers import ACTIVATIONS, SquaredReLU, activation, linear, masked_logits, masked_mean
+from rl8x.models.mlp import MLP
 
 __all__ = [
     "ACTIVATIONS",

@@ -7,7 +7,7 @@ from torch import nn
 from rl8x import TD3Config
 from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.envs import Pendulum
-from rl8x.nn.layers import ACTIVATIONS
+from rl8x.nn import ACTIVATIONS
 
 OBS, ACTION = Box(-1.0, 1.0, (3,), dtype=np.float32), Box(-2.0, 2.0, (2,), dtype=np.float32)
 

@@ -19,8 +19,8 @@ from rl8x.functional import expectation, project
 from rl8x.models import Model, State
 from rl8x.models.base import BUILTIN
 from rl8x.models.encoders import FlatObservations
-from rl8x.nn.layers import LinearStack, masked_logits
-from rl8x.nn.mlp import check_sizes, hidden_gain, layer_stack, perceptron, plain_layers
+from rl8x.models.layers import LinearStack, check_sizes, hidden_gain, masked_logits, perceptron, plain_layers
+from rl8x.models.mlp import are_many, layer_stack
 from rl8x.policy import Act, Policy
 from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree
@@ -160,7 +160,7 @@ class Critics(nn.Module):
             x = torch.cat([x, self.flat_actions(actions)], -1)
         x = x.expand(self.num_critics, *x.shape)
         with self.autocast():
-            layers = plain_layers([*self.hidden, self.head], x, self.num_activations)
+            layers = plain_layers([*self.hidden, self.head], x) if are_many(x, self.num_activations) else None
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)

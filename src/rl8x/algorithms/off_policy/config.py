@@ -17,7 +17,7 @@ from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
-from rl8x.nn.mlp import INITS
+from rl8x.models.layers import INITS
 from rl8x.replay.dataset import Dataset
 
 # Largest denominator of the fraction that `updates_per_sample` is converted to, so that 1 / 3 is exactly a third.

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons, the initialisation of their weights, and their eager training on the CPU.
+"""Layers by name, with their initial weights and side by side, and the eager training of perceptrons on the CPU.
 
 Autograd by itself keeps a new matrix for every product, activation and gradient. They come from memory that has left
 the cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. `perceptron` is one step of
@@ -9,7 +9,6 @@ kernels are chosen by shape. Eager PPO without it is 13% slower on one thread (Z
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -20,31 +19,128 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl8x.execution import kernels, private
-from rl8x.nn.layers import LayerNormStack, LinearStack, initialise
-from rl8x.nn.layers import activation as make_activation
+from rl8x.names import unknown_name
 
 HIDDEN_GAIN = math.sqrt(2.0)
 INITS: Final = ("orthogonal", "uniform")
 """How weights may begin."""
 
-# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
-_MANY_ACTIVATIONS: Final = 2**17
 
-# Rows, terms and columns from which oneDNN is also faster in eager execution, where nothing is fused.
-_WIDE: Final = 128
+class SquaredReLU(nn.Module):
+    """Compute max(0, x)^2.
 
-# Columns up to which MKL computes the transpose of a weight's gradient up to seven times faster than the gradient.
-_NARROW: Final = 16
+    Source: So et al. 2021, arXiv:2109.08668.
+    """
 
-_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the function to every element.
+
+        Args:
+            x: `[...]`.
+
+        Returns:
+            `[...]`.
+        """
+        return torch.relu(x).square()
 
 
-# Activations whose derivatives are known from their results: what computes one in place, and the operator, with its
-# further arguments, that gives the gradient of its input from that of its result and the result.
-_ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor], Any, tuple[Any, ...]]]] = {
-    nn.ReLU: (torch.relu_, torch.ops.aten.threshold_backward, (0,)),
-    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward, ()),
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "leaky_relu": nn.LeakyReLU,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "squared_relu": SquaredReLU,
+    "identity": nn.Identity,
 }
+
+
+def activation(name: str) -> nn.Module:
+    """Make the activation of a name.
+
+    Args:
+        name: A key of `ACTIVATIONS`.
+
+    Raises:
+        ValueError: If there is none of that name; the message has the nearest ones.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(unknown_name("activation", name, ACTIVATIONS))
+    return ACTIVATIONS[name]()
+
+
+def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    """Replace the logits of masked elements by a number whose exponential is 0.
+
+    It is finite, because 0 * -inf in the entropy and in its gradient would be NaN, and half of the least one, because
+    `log_softmax` subtracts the largest logit from it.
+
+    Args:
+        logits: `[..., num_choices]`, floating-point.
+        mask: True where an element counts, bool, of a shape that broadcasts to that of `logits`.
+
+    Returns:
+        `[..., num_choices]`.
+    """
+    return torch.where(mask, logits, torch.finfo(logits.dtype).min / 2)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Return the mean along `dim` of the elements that count; 0 if there are none.
+
+    Args:
+        x: `[...]`; the values of masked elements, NaN too, have no influence.
+        mask: True where an element counts, bool, of a shape that broadcasts to that of `x`.
+        dim: The dimension to reduce.
+
+    Returns:
+        The shape of `x` without `dim`.
+    """
+    mask = mask.expand_as(x)
+    return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
+
+
+class LinearStack(nn.Module):
+    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`."""
+
+    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, num_inputs, num_outputs))
+        self.bias = nn.Parameter(torch.zeros(size, 1, num_outputs))
+        for weight in self.weight.data:
+            initialise(weight.T, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply all rows in one batched product."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class HeadStack(LinearStack):
+    """Such layers that compute in float32 where autocast has others compute in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply all rows in one batched product."""
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
+class LayerNormStack(nn.Module):
+    """Layer normalisations side by side, of `[size, rows, width]`, each with its own scales and shifts."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, 1, width))
+        self.bias = nn.Parameter(torch.zeros(size, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each row."""
+        return F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+# -- initial weights
 
 
 def linear(
@@ -71,71 +167,12 @@ def linear(
     return layer
 
 
-class MLP(nn.Sequential):
-    """Linear layers with an activation after each, `[..., sizes[0]]` to `[..., sizes[-1]]`.
-
-    Args:
-        sizes: Width of the input, of each hidden layer and of the output. One size alone makes an identity.
-        activation: Name of the activation between layers.
-        activate_last: Whether the last layer is followed by an activation too.
-        gain: Gain of the hidden layers' orthogonal weights; None: weights are uniform, as `linear` has them.
-        last_gain: Gain of the last layer; None: that of the hidden ones.
-        layer_norm: Whether the output of each layer that an activation follows is normalised before it.
-
-    Attributes:
-        num_inputs: Width of the input.
-        num_outputs: Width of the output.
-
-    Raises:
-        ValueError: If a width is not a whole number of at least 1, or the activation is unknown.
-
-    Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
-    """
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        *,
-        activation: str = "relu",
-        activate_last: bool = False,
-        gain: float | None = HIDDEN_GAIN,
-        last_gain: float | None = None,
-        layer_norm: bool = False,
-    ) -> None:
-        check_sizes("sizes", sizes)
-        if not sizes:
-            raise ValueError("`sizes` must have at least the width of the input; got none.")
-        layers: list[nn.Module] = []
-        for i, (num_inputs, num_outputs) in enumerate(itertools.pairwise(sizes)):
-            last = i == len(sizes) - 2
-            layers.append(linear(num_inputs, num_outputs, last_gain if last and last_gain is not None else gain))
-            if not last or activate_last:
-                if layer_norm:
-                    layers.append(nn.LayerNorm(num_outputs))
-                layers.append(make_activation(activation))
-        super().__init__(*layers)
-        self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
-        self.num_activations = sum(sizes[1:])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers to every row.
-
-        Args:
-            x: `[..., sizes[0]]`.
-
-        Returns:
-            `[..., sizes[-1]]`.
-
-        Raises:
-            ValueError: If rows have another width.
-        """
-        if x.shape[-1:] != (self.num_inputs,):
-            raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
-        # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
-        flat = x.reshape(-1, x.shape[-1])
-        layers = plain_layers(self, flat, self.num_activations)
-        rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
-        return rows.view(*x.shape[:-1], rows.shape[-1])
+def initialise(weight: Tensor, gain: float | None) -> None:
+    """Draw a weight `[outputs, inputs]`: orthogonal times `gain`; None: uniform within 1 / sqrt(inputs)."""
+    if gain is None:
+        nn.init.uniform_(weight, -(weight.shape[1] ** -0.5), weight.shape[1] ** -0.5)
+    else:
+        nn.init.orthogonal_(weight, gain)
 
 
 def hidden_gain(init: str) -> float | None:
@@ -145,45 +182,36 @@ def hidden_gain(init: str) -> float | None:
     return HIDDEN_GAIN if init == "orthogonal" else None
 
 
-def layer_stack(
-    size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool, gain: float | None
-) -> list[nn.Module]:
-    """Return the hidden layers of `size` perceptrons side by side, of widths as `MLP` has them."""
-    layers: list[nn.Module] = []
-    for num_inputs, num_outputs in itertools.pairwise(sizes):
-        layers.append(LinearStack(size, num_inputs, num_outputs, gain))
-        layers += [LayerNormStack(size, num_outputs)] if layer_norm else []
-        layers.append(make_activation(activation))
-    return layers
+def check_widths(**widths: int) -> None:
+    """Refuse numbers, by the names of arguments, that are not whole or less than 1."""
+    for name, width in widths.items():
+        if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
+            raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
 
 
-class MLPStack(nn.Sequential):
-    """Layers of `size` perceptrons, each of which reads its part of rows `[T, size * rows, *]`, the first the first."""
+def check_sizes(name: str, sizes: Sequence[int]) -> None:
+    """Refuse widths that are not whole numbers of at least 1."""
+    legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
+        raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")
 
-    def __init__(self, size: int, *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        self.size = size
-        self.num_activations = sum(layer.weight.shape[-1] for layer in layers if isinstance(layer, LinearStack))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply each perceptron to its rows, `[T, size * rows, inputs]` to `[T, size * rows, outputs]`."""
-        steps, rows = x.shape[:2]
-        if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
-            each: Tensor = super().forward(x.flatten(0, 1).expand(self.size, -1, -1))  # type: ignore[no-untyped-call]
-            every: Tensor = each.unflatten(1, (steps, rows))  # type: ignore[no-untyped-call]
-            agents = (torch.arange(rows, device=x.device) * self.size).div(rows, rounding_mode="floor")
-            own = agents == torch.arange(self.size, device=x.device).unsqueeze(1)  # [size, rows]
-            chosen: Tensor = torch.where(own[:, None, :, None], every, 0.0).sum(0)
-            return chosen
-        if rows % self.size:
-            raise ValueError(
-                f"each of {self.size} agents has weights of its own (`separate`), by the place of its row: give "
-                f"observations of all agents, one agent after the other; got {rows}."
-            )
-        apart = x.reshape(steps, self.size, -1, x.shape[-1]).transpose(0, 1).flatten(1, 2)  # [size, T * rows, inputs]
-        layers = plain_layers(self, apart, self.num_activations)
-        result: Tensor = super().forward(apart) if layers is None else perceptron(apart, layers)  # type: ignore[no-untyped-call]
-        return result.view(self.size, steps, -1, result.shape[-1]).transpose(0, 1).flatten(1, 2)
+# -- perceptrons as one step of automatic differentiation
+
+# Rows, terms and columns from which oneDNN is also faster in eager execution, where nothing is fused.
+_WIDE: Final = 128
+
+# Columns up to which MKL computes the transpose of a weight's gradient up to seven times faster than the gradient.
+_NARROW: Final = 16
+
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+# Activations whose derivatives are known from their results: what computes one in place, and the operator, with its
+# further arguments, that gives the gradient of its input from that of its result and the result.
+_ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor], Any, tuple[Any, ...]]]] = {
+    nn.ReLU: (torch.relu_, torch.ops.aten.threshold_backward, (0,)),
+    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward, ()),
+}
 
 
 class Layer(NamedTuple):
@@ -193,17 +221,12 @@ class Layer(NamedTuple):
     activation: type[nn.Module] | None
 
 
-def plain_layers(modules: Iterable[nn.Module], x: Tensor, num_activations: int | None = None) -> list[Layer] | None:
+def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
     """Return the layers of a sequential perceptron that `perceptron` can apply to x, `[rows, inputs]`, or of a stack.
 
     None where the modules should be called: another precision, device or tracing is in force, or one of them is not a
-    plain linear layer, ReLU or tanh without hooks. With `num_activations`, those of a row in all layers, also where it
-    would save no time.
+    plain linear layer, ReLU or tanh without hooks.
     """
-    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
-        return None
-    if num_activations is not None and x.numel() // x.shape[-1] * num_activations < _MANY_ACTIVATIONS:
-        return None
     direct = x.device.type == "cpu" and x.dtype == torch.float32
     if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
         return None
@@ -341,17 +364,3 @@ def _differentiable_gradients(
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
     gradients = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
     return [next(gradients) if need else None for need in needed]
-
-
-def check_widths(**widths: int) -> None:
-    """Refuse numbers, by the names of arguments, that are not whole or less than 1."""
-    for name, width in widths.items():
-        if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
-            raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
-
-
-def check_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Refuse widths that are not whole numbers of at least 1."""
-    legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
-    if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
-        raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")
