@@ -22,7 +22,7 @@ from rl8x.distributions.base import check_distribution
 from rl8x.execution.execution import kept_generators
 from rl8x.execution.private import tree_flatten, tree_unflatten
 from rl8x.functional import RunningMoments
-from rl8x.functional.statistics import ObsMoments
+from rl8x.functional.estimates import ObsMoments
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model

@@ -31,7 +31,6 @@ from rl8x.algorithms.hyperparameters import (
     with_preset,
 )
 from rl8x.algorithms.memory_check import allocations_refused
-from rl8x.algorithms.non_finite import locate_non_finite
 from rl8x.algorithms.optimizer import FlatOptimizer
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -39,7 +38,7 @@ from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import TrainingEffects
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import Stats, locate_non_finite
 from rl8x.rollouts.step import Rollout
 from rl8x.schedules import Schedule
 from rl8x.spaces import leaves
@@ -566,7 +565,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.horizons.discard()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last experience, by quantity; see `non_finite`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
         horizons = self.horizons
         return {} if horizons is None else locate_non_finite(horizons.rollout.tensors, horizons.env.team)
 

@@ -21,7 +21,6 @@ from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, pool, rollout_stats
 from rl8x.rollouts.step import Rollout, under
-from rl8x.trees import tree_map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +214,7 @@ class Horizons:
         if policy.obs_moments is None:
             return
         horizon, valid = self.rollout.horizon, self.rollout.tensors.get(keys.VALID)
-        obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
-        policy.observe(obs, None if valid is None else valid[:horizon])
+        policy.observe(self.rollout.tree(keys.OBS, slice(horizon)), None if valid is None else valid[:horizon])
 
     def evaluate(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> Stats:
         """Evaluate over the horizons from one reset to the next; see `GenericAlgorithmBase.evaluate`."""

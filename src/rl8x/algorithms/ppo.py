@@ -27,14 +27,14 @@ from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
-from rl8x.functional.statistics import pooled_moments
+from rl8x.functional.estimates import pooled_moments
 from rl8x.models import State
 from rl8x.models.base import TrainingEffects, default_model
 from rl8x.policy import Act, Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, actor_critic
 from rl8x.schedules import Schedule
-from rl8x.trees import Tree, tree_map
+from rl8x.trees import Tree
 
 PPO_LOSS_METRICS: Final = (
     "losses/policy",
@@ -485,8 +485,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         shares = workers.share([functools.partial(of, worker) for worker in range(count)])
         ends = [shares[i % count][i // count] for i in range(len(rows))]
         state = {name: torch.cat([end[name] for end in ends])[-num_envs:] for name in ends[0]}
-        last = tree_map(lambda part: part[horizon], rollout.tree(keys.OBS))
-        values[horizon] = self.policy.values(last, state, rollout[keys.STARTS][horizon])
+        values[horizon] = self.policy.values(rollout.tree(keys.OBS, horizon), state, rollout[keys.STARTS][horizon])
         return values, finals
 
     def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor) -> State:
@@ -496,7 +495,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}
         for step in range(self.seq_len):
             where = (sequences * self.seq_len + step, copies)
-            obs, starts = tree_map(lambda part: part[where], rollout.tree(keys.OBS)), rollout[keys.STARTS][where]  # noqa: B023
+            obs, starts = rollout.tree(keys.OBS, where), rollout[keys.STARTS][where]
             if policy.recurrent:
                 _, values[where], state = policy.respond(obs, state, starts)
             else:
@@ -506,8 +505,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                 cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[where]
                 where, after = (where[0][cut], copies[cut]), {name: value[cut] for name, value in state.items()}
             if len(where[0]):  # not every model accepts an empty batch
-                final = tree_map(lambda part: part[where], rollout.tree(keys.FINAL_OBS))  # noqa: B023
-                finals[where] = stepper.final_obs_values(final, after)
+                finals[where] = stepper.final_obs_values(rollout.tree(keys.FINAL_OBS, where), after)
         return state
 
     # -- saving

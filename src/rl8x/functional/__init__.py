@@ -1,7 +1,14 @@
 """Pure tensor functions of RL algorithms: returns, advantages, categorical values, and moments."""
 
-from rl8x.functional.returns import generalized_advantages, running_returns
-from rl8x.functional.statistics import Moments, RunningMoments, expectation, explained_variance, moments, project
+from rl8x.functional.categorical import expectation, project
+from rl8x.functional.estimates import (
+    Moments,
+    RunningMoments,
+    explained_variance,
+    generalized_advantages,
+    moments,
+    running_returns,
+)
 
 __all__ = [
     "Moments",

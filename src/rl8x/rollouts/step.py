@@ -17,7 +17,7 @@ from rl8x.execution import Execution
 from rl8x.models import State
 from rl8x.policy import Act, Policy
 from rl8x.spaces import where_rows
-from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
+from rl8x.trees import Tree, first_tensor, flatten_tree, names_of, tree_map, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -235,9 +235,10 @@ class Rollout:
         if state:
             self.write_state(t, state)
 
-    def tree(self, key: str) -> Tree:
-        """Return observations or actions as a tree, each tensor `[horizon + 1, num_envs, ...]`."""
-        tree: Tree = unflatten_tree(key, self.tensors)
+    def tree(self, key: str, index: Any = slice(None)) -> Tree:
+        """Return a tree such as that of actions, with what `index` takes of each `[horizon + 1, num_envs, ...]`."""
+        names = names_of(tuple(self.tensors), key)
+        tree: Tree = unflatten_tree(key, {name: self.tensors[name][index] for name in names})
         return tree
 
     def write_state(self, t: int, state: State) -> None:

@@ -34,10 +34,9 @@ from rl8x.envs.parameters import (
 from rl8x.envs.vectorised import own_statistics
 from rl8x.plain import own_values
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
-from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, summary
+from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, pooled_row, summary
 from rl8x.spaces import are_alike
 from rl8x.tracking.protocol import MAX_NAME_LENGTH, digest, legal_name
-from rl8x.trainers.ranks import pooled_row
 
 NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"

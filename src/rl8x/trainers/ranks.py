@@ -1,4 +1,4 @@
-"""Signals, and agreements of the ranks of one training: that they are alike, their rows, when they stop and save.
+"""Signals, and agreements of the ranks of one training: that they are alike, when they stop and save.
 
 Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
 what only one of them knows, such as a signal, all are told after each step.
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -28,7 +28,6 @@ from rl8x.algorithms.hyperparameters import RULE
 from rl8x.checkpoint.tree import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
-from rl8x.rollouts.statistics import Stats, pool
 from rl8x.trainers.rows import TrainStats
 
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
@@ -137,10 +136,8 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
-    """Have all ranks run eagerly if one has fallen back to that, from rank 0's weights: programs give other bits."""
+    """Have all ranks run eagerly, as some have fallen back to that, from rank 0's weights: programs give other bits."""
     execution = algorithm.execution
-    if all(fallen) or not any(fallen):
-        return
     if not execution.fell_back:
         execution.fall_back()
         warnings.warn(
@@ -167,23 +164,6 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
     else:
         lines.append("what the ranks that are gone had, such as episodes and a replay, is lost")
     warnings.warn("; ".join(lines), RuntimeWarning, stacklevel=5)
-
-
-# -- rows
-
-
-def pooled_row(
-    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
-) -> tuple[dict[str, float], dict[str, float], list[bool]]:
-    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back."""
-    if ranks().size == 1:
-        return stats.read(), dict(measure()), [fell_back]
-    numbers, counts = stats.counted()  # to the host; times and memory are measured after that
-    gated = {name: list(prefixes) for name, prefixes in counts.items()}
-    shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
-    all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
-    measured_by_first, have_fallen = shared[0][2], [fallen for *_, fallen in shared]
-    return pool([numbers for numbers, *_ in shared], all_gated).read(), measured_by_first, have_fallen
 
 
 # -- decisions

@@ -21,15 +21,14 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.non_finite import COLLECTED
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import COLLECTED, Stats, pooled_row
 from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name, metric_value
-from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, pooled_row, take_over
+from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, take_over
 from rl8x.trainers.record import Record
 from rl8x.trainers.rows import Timer, TrainStats
 
@@ -240,7 +239,8 @@ class TrainStep:
         self._record.log(row)
         not_finite = {quantity: count for quantity, count in counts.items() if count != 0}
         self._guard.judge(algorithm, not_finite, self._record.tracker, self._record.checkpoints)
-        execute_alike(algorithm, fallen)
+        if any(fallen) and not all(fallen):
+            execute_alike(algorithm, fallen)
         algorithm.watch(row)
         return row
 

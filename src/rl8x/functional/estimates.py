@@ -1,4 +1,4 @@
-"""Moments of batches, over ranks, and running, those of observations too; values as categorical distributions."""
+"""Returns and advantages of a rollout; moments of batches, over ranks, and running, those of observations too."""
 
 from __future__ import annotations
 
@@ -16,6 +16,118 @@ from torch import Tensor, nn
 from rl8x.distributed import ranks
 from rl8x.spaces import leaves
 from rl8x.trees import Tree, flatten_tree, unflatten_tree
+
+
+@torch.no_grad()
+def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Compute the discounted sum of *past* rewards at each step of a rollout.
+
+        R_t = r_t + gamma * (1 - cut_{t-1}) * R_{t-1}
+
+    Dividing rewards by the standard deviation of R brings the returns of any task to about unit scale.
+
+    Args:
+        rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
+        cuts: Where an episode ended, terminated or truncated, `[horizon, num_envs]`, bool.
+        carry: What the rollout before this one left, `[num_envs]`; zeros before the first.
+        gamma: Discount of one step, in [0, 1].
+
+    Returns:
+        R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, 0 where it ended an
+        episode. Both are new tensors; the inputs stay as they are.
+
+    Raises:
+        ValueError: If the shapes do not fit together, there is no step, or `gamma` is not in [0, 1].
+
+    Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (reward scaling).
+    """
+    _check_rewards(rewards, gamma=gamma)
+    if cuts.shape != rewards.shape or carry.shape != rewards.shape[1:]:
+        raise ValueError(
+            f"`cuts` must be shaped like `rewards`, {list(rewards.shape)}, and `carry` {list(rewards.shape[1:])}; "
+            f"got {list(cuts.shape)} and {list(carry.shape)}."
+        )
+    returns = rewards.clone()
+    goes_on = cuts.logical_not().to(returns.dtype)
+    rows, decays = returns.unbind(0), (goes_on * gamma).unbind(0)
+    rows[0].add_(carry, alpha=gamma)
+    for t in range(1, len(rows)):
+        rows[t].addcmul_(rows[t - 1], decays[t - 1])
+    return returns, rows[-1] * goes_on[-1]
+
+
+@torch.no_grad()
+def generalized_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Estimate advantages as an exponentially weighted sum of temporal-difference errors.
+
+        v'_t    = 0                  where terminated_t
+                  final_values_t     where truncated_t and not terminated_t
+                  values_{t+1}       elsewhere
+        delta_t = r_t + gamma * v'_t - values_t
+        cut_t   = terminated_t or truncated_t
+        A_t     = delta_t + gamma * gae_lambda * (1 - cut_t) * A_{t+1},    A_horizon = 0
+
+    Args:
+        rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
+        values: Value of each observation acted on, and of the one after the last step, `[horizon + 1, num_envs]`.
+        final_values: Value of the observation that each step led to, before any reset, `[horizon, num_envs]`. Read only
+            where an episode is truncated and not terminated; what stands elsewhere, NaN too, has no influence.
+        terminated: Where the task ended the episode, so that nothing comes after, `[horizon, num_envs]`, bool.
+        truncated: Where a time limit or a forced reset cut the episode, `[horizon, num_envs]`, bool.
+        gamma: Discount of the reward one step later, in [0, 1].
+        gae_lambda: Weight of longer sums of rewards: 0 trusts the values alone, 1 the rewards alone, in [0, 1].
+
+    Returns:
+        Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
+
+    Raises:
+        ValueError: If the shapes do not fit together, there is no step, or `gamma` or `gae_lambda` is not in [0, 1].
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; time limits as in Pardo et al. 2018, arXiv:1712.00378.
+    """
+    _check_rewards(rewards, gamma=gamma, gae_lambda=gae_lambda)
+    _check_shapes(rewards, values, final_values, terminated, truncated)
+    next_values = torch.where(terminated, 0.0, torch.where(truncated, final_values, values[1:]))
+    advantages = next_values.mul_(gamma).add_(rewards).sub_(values[:-1])
+    decay = (terminated | truncated).logical_not_().to(advantages.dtype).mul_(gamma * gae_lambda)
+    # Views made once: indexing in the loop would cost as much as the arithmetic.
+    rows, decays = advantages.unbind(0), decay.unbind(0)
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t].addcmul_(rows[t + 1], decays[t])
+    return advantages, advantages + values[:-1]
+
+
+def _check_rewards(rewards: Tensor, **factors: float) -> None:
+    if not rewards.dim() or not len(rewards):
+        raise ValueError(f"`rewards` must be shaped [horizon, num_envs], a step or more; got {list(rewards.shape)}.")
+    for name, factor in factors.items():
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"`{name}` must be at least 0 and at most 1; got {factor}.")
+
+
+def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, terminated: Tensor, truncated: Tensor) -> None:
+    horizon, *copies = rewards.shape
+    if values.shape != (horizon + 1, *copies):
+        raise ValueError(
+            f"`values` must have one row more than `rewards`: {[horizon + 1, *copies]}; got {list(values.shape)}."
+        )
+    for name, tensor in (("final_values", final_values), ("terminated", terminated), ("truncated", truncated)):
+        if tensor.shape != rewards.shape:
+            raise ValueError(
+                f"`{name}` must be shaped like `rewards`, {list(rewards.shape)}; got {list(tensor.shape)}."
+            )
+
+
+# -- moments
 
 
 class Moments(NamedTuple):
@@ -247,60 +359,6 @@ def _of_all_ranks(own: Moments) -> list[Moments]:
     gathered = ranks().gather(torch.cat([part.reshape(-1) for part in own]))
     size = own.mean.numel()
     return [Moments(row[0], row[1 : 1 + size], row[1 + size :]) for row in gathered]
-
-
-def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
-    """Return the means of distributions over atoms: softmax(logits) . atoms.
-
-    Args:
-        logits: `[..., num_atoms]`.
-        atoms: The values that have these probabilities, `[num_atoms]`.
-
-    Returns:
-        `[...]`.
-
-    Raises:
-        ValueError: If there are not as many atoms as logits of a distribution.
-    """
-    if atoms.dim() != 1 or logits.shape[-1:] != atoms.shape:
-        raise ValueError(
-            f"`logits` must be [..., num_atoms] for `atoms` [num_atoms]; got {list(logits.shape)}, {list(atoms.shape)}."
-        )
-    return logits.softmax(-1) @ atoms
-
-
-def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
-    """Project distributions onto fixed atoms: each value's probability is split between its two neighbouring atoms.
-
-        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
-
-    The result sums to what `probs` sums to, and has the same mean where no value lies outside of the atoms. Sums, and
-    not additions at indices, whose order accelerators do not keep.
-
-    Args:
-        probs: `[..., num_atoms]`.
-        values: The values x that have these probabilities, `[..., num_atoms]`.
-        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
-
-    Returns:
-        `[..., num_atoms]`.
-
-    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
-
-    Raises:
-        ValueError: If there are fewer than two atoms, or the shapes do not fit.
-    """
-    if atoms.dim() != 1 or len(atoms) < 2 or not probs.shape[-1:] == values.shape[-1:] == atoms.shape:
-        raise ValueError(
-            "`probs` and `values` must be [..., num_atoms] for `atoms` [num_atoms], at least two; "
-            f"got {list(probs.shape)}, {list(values.shape)}, {list(atoms.shape)}."
-        )
-    low, high = atoms[0], atoms[-1]
-    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
-    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
-    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
-    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
-    return (shares * probs.unsqueeze(-2)).sum(-1)
 
 
 # Normalised observations are clipped to [-10, 10].
