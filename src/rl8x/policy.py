@@ -31,7 +31,7 @@ from rl8x.names import resolved_arguments
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
-from rl8x.trees import Tree, as_tensor, first_tensor, tree_map
+from rl8x.trees import Tree, as_tensor, first_tensor, flatten_tree, tree_map
 
 _KINDS: Final = (Model, Distribution, nn.Module)
 
@@ -444,7 +444,7 @@ class Policy(nn.Module):
             ValueError: If the shapes do not fit.
         """
         if self.obs_moments is not None:
-            self.obs_moments.observe(obs, valid, shared=shared)
+            self.obs_moments.observe(flatten_tree("", obs), valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of observations and normalise the rest.

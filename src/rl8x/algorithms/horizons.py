@@ -21,6 +21,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, pool, rollout_stats
 from rl8x.rollouts.step import Rollout, under
+from rl8x.trees import names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,8 +214,9 @@ class Horizons:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""
         if policy.obs_moments is None:
             return
-        horizon, valid = self.rollout.horizon, self.rollout.tensors.get(keys.VALID)
-        policy.observe(self.rollout.tree(keys.OBS, slice(horizon)), None if valid is None else valid[:horizon])
+        horizon, tensors = self.rollout.horizon, self.rollout.tensors
+        obs = {name.removeprefix(keys.OBS): tensors[name][:horizon] for name in names_of(tuple(tensors), keys.OBS)}
+        policy.obs_moments.observe(obs, tensors[keys.VALID][:horizon] if keys.VALID in tensors else None)
 
     def evaluate(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> Stats:
         """Evaluate over the horizons from one reset to the next; see `GenericAlgorithmBase.evaluate`."""

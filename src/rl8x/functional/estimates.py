@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rl8x.distributed import ranks
 from rl8x.spaces import leaves
-from rl8x.trees import Tree, flatten_tree, unflatten_tree
+from rl8x.trees import flatten_tree, unflatten_tree
 
 
 @torch.no_grad()
@@ -398,9 +398,9 @@ class ObsMoments(nn.ModuleDict):
         moments = self.of_part(name)
         return part if moments is None else moments.normalize(part, _CLIP)
 
-    def observe(self, obs: Tree, valid: Tensor | None, *, shared: bool) -> None:
-        """Update the moments with observations; for the arguments see `Policy.observe`."""
-        for name, part in flatten_tree("", obs).items():
+    def observe(self, parts: Mapping[str, Tensor], valid: Tensor | None, *, shared: bool = False) -> None:
+        """Update the moments with observations, by the names of `of_part`; see `Policy.observe`."""
+        for name, part in parts.items():
             if (moments := self.of_part(name)) is not None:
                 moments.update(part, valid, shared=shared)
 
