@@ -129,5 +129,7 @@ def test_the_root_exports_every_config_condition_and_tracker():
     for package, names in ((algorithms, configs), (conditions, kinds), (tracking, trackers)):
         assert all(getattr(rl8x, name) is getattr(package, name) for name in names)
     assert {*rl8x.__all__} == {*dir(rl8x)}
+    typed = re.findall(r"^    from \S+ import (\w+) as \1$", Path(rl8x.__file__).read_text(), re.MULTILINE)
+    assert {*typed, "__version__"} == {*rl8x.__all__, "load_policy"}  # what type checkers see
     for name in rl8x.__all__:
         getattr(rl8x, name)

@@ -18,51 +18,52 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rl8x.algorithms import (
-        PPO,
-        AlgorithmConfig,
-        BCConfig,
-        DistillationConfig,
-        DQNConfig,
-        FastSACConfig,
-        FastTD3Config,
-        FlashSACConfig,
-        IQLConfig,
-        LearnerConfig,
-        OffPolicyConfig,
-        OnlineConfig,
-        OnPolicyConfig,
-        PPOConfig,
-        PQNConfig,
-        SACConfig,
-        TD3Config,
-        distill,
-    )
-    from rl8x.checkpoint import Checkpoints, load_algorithm
+    from rl8x.algorithms import PPO as PPO
+    from rl8x.algorithms import AlgorithmConfig as AlgorithmConfig
+    from rl8x.algorithms import BCConfig as BCConfig
+    from rl8x.algorithms import DistillationConfig as DistillationConfig
+    from rl8x.algorithms import DQNConfig as DQNConfig
+    from rl8x.algorithms import FastSACConfig as FastSACConfig
+    from rl8x.algorithms import FastTD3Config as FastTD3Config
+    from rl8x.algorithms import FlashSACConfig as FlashSACConfig
+    from rl8x.algorithms import IQLConfig as IQLConfig
+    from rl8x.algorithms import LearnerConfig as LearnerConfig
+    from rl8x.algorithms import OffPolicyConfig as OffPolicyConfig
+    from rl8x.algorithms import OnlineConfig as OnlineConfig
+    from rl8x.algorithms import OnPolicyConfig as OnPolicyConfig
+    from rl8x.algorithms import PPOConfig as PPOConfig
+    from rl8x.algorithms import PQNConfig as PQNConfig
+    from rl8x.algorithms import SACConfig as SACConfig
+    from rl8x.algorithms import TD3Config as TD3Config
+    from rl8x.algorithms import distill as distill
+    from rl8x.checkpoint import Checkpoints as Checkpoints
+    from rl8x.checkpoint import load_algorithm as load_algorithm
     from rl8x.checkpoint import load_policy as load_policy
-    from rl8x.conditions import (
-        And,
-        Condition,
-        Confirmed,
-        HitsLowerBound,
-        HitsUpperBound,
-        NonFinite,
-        Not,
-        Or,
-        Plateau,
-        StopsDecreasing,
-        StopsIncreasing,
-        WallTime,
-    )
-    from rl8x.config.tuned import tuned
-    from rl8x.distributions import Distribution
-    from rl8x.envs import Env, Parameter
-    from rl8x.models import Model
-    from rl8x.policy import Policy
-    from rl8x.studies import Study
-    from rl8x.studies.compare import compare
-    from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
-    from rl8x.trainers import Trainer
+    from rl8x.conditions import And as And
+    from rl8x.conditions import Condition as Condition
+    from rl8x.conditions import Confirmed as Confirmed
+    from rl8x.conditions import HitsLowerBound as HitsLowerBound
+    from rl8x.conditions import HitsUpperBound as HitsUpperBound
+    from rl8x.conditions import NonFinite as NonFinite
+    from rl8x.conditions import Not as Not
+    from rl8x.conditions import Or as Or
+    from rl8x.conditions import Plateau as Plateau
+    from rl8x.conditions import StopsDecreasing as StopsDecreasing
+    from rl8x.conditions import StopsIncreasing as StopsIncreasing
+    from rl8x.conditions import WallTime as WallTime
+    from rl8x.config.tuned import tuned as tuned
+    from rl8x.distributions import Distribution as Distribution
+    from rl8x.envs import Env as Env
+    from rl8x.envs import Parameter as Parameter
+    from rl8x.models import Model as Model
+    from rl8x.policy import Policy as Policy
+    from rl8x.studies import Study as Study
+    from rl8x.studies.compare import compare as compare
+    from rl8x.tracking import MemoryTracker as MemoryTracker
+    from rl8x.tracking import MLflowTracker as MLflowTracker
+    from rl8x.tracking import NullTracker as NullTracker
+    from rl8x.tracking import Tracker as Tracker
+    from rl8x.trainers import Trainer as Trainer
 
 _NAMES_OF = {
     "algorithms": (
@@ -74,7 +75,7 @@ _NAMES_OF = {
         "And Condition Confirmed HitsLowerBound HitsUpperBound NonFinite Not Or Plateau StopsDecreasing "
         "StopsIncreasing WallTime"
     ),
-    "checkpoint": "Checkpoints load_algorithm load_policy",
+    "checkpoint": "Checkpoints load_algorithm",
     "distributions": "Distribution",
     "envs": "Env Parameter",
     "tracking": "MLflowTracker MemoryTracker NullTracker Tracker",
@@ -87,54 +88,8 @@ _NAMES_OF = {
 }
 _HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
-__all__ = [
-    "PPO",
-    "AlgorithmConfig",
-    "And",
-    "BCConfig",
-    "Checkpoints",
-    "Condition",
-    "Confirmed",
-    "DQNConfig",
-    "DistillationConfig",
-    "Distribution",
-    "Env",
-    "FastSACConfig",
-    "FastTD3Config",
-    "FlashSACConfig",
-    "HitsLowerBound",
-    "HitsUpperBound",
-    "IQLConfig",
-    "LearnerConfig",
-    "MLflowTracker",
-    "MemoryTracker",
-    "Model",
-    "NonFinite",
-    "Not",
-    "NullTracker",
-    "OffPolicyConfig",
-    "OnPolicyConfig",
-    "OnlineConfig",
-    "Or",
-    "PPOConfig",
-    "PQNConfig",
-    "Parameter",
-    "Plateau",
-    "Policy",
-    "SACConfig",
-    "StopsDecreasing",
-    "StopsIncreasing",
-    "Study",
-    "TD3Config",
-    "Tracker",
-    "Trainer",
-    "WallTime",
-    "__version__",
-    "compare",
-    "distill",
-    "load_algorithm",
-    "tuned",
-]
+__all__ = sorted([*_HOMES, "__version__"])
+_HOMES["load_policy"] = "checkpoint"  # for `algorithms.teacher`, where users have that of rl8x.checkpoint
 
 
 def __getattr__(name: str) -> Any:
@@ -149,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
