@@ -11,7 +11,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -41,9 +41,9 @@ class LocalSockets:
         coming = {rank: memoryview(content) for rank, content in found.items()}
         while sending or coming:
             for rank, part in [*sending.items()]:
-                sending[rank] = part[self._send(rank, part) :]
+                sending[rank] = part[self._moved(self._sockets[rank].send, rank, part) :]
             for rank, part in [*coming.items()]:
-                coming[rank] = part[self._receive(rank, part) :]
+                coming[rank] = part[self._moved(self._sockets[rank].recv_into, rank, part) :]
                 if len(coming[rank]) <= len(own) and found[rank][:_HEADER] != message[:_HEADER]:
                     raise RuntimeError(f"rank {rank} sends something else: all ranks must do the same")
             sending, coming = ({rank: part for rank, part in each.items() if part} for each in (sending, coming))
@@ -51,19 +51,10 @@ class LocalSockets:
         for rank, into in received.items():
             _bytes_of(into)[:] = memoryview(found[rank])[_HEADER:]
 
-    def _send(self, rank: int, part: memoryview) -> int:
-        """Send as much as possible without blocking; return the number of bytes."""
+    def _moved(self, move: Callable[[memoryview], int], rank: int, part: memoryview) -> int:
+        """Send or receive as much as possible without blocking; return the number of bytes."""
         try:
-            return self._sockets[rank].send(part)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise RuntimeError(f"rank {rank} has closed its connection ({error.strerror})") from error
-
-    def _receive(self, rank: int, part: memoryview) -> int:
-        """Receive as much as possible without blocking; return the number of bytes."""
-        try:
-            count = self._sockets[rank].recv_into(part)
+            count = move(part)
         except BlockingIOError:
             return 0
         except OSError as error:
