@@ -240,8 +240,8 @@ def test_overrides_lead_into_mappings_and_leave_the_data_alone():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("lr", "written KEY=VALUE"),
-        ("a..b=5", "written KEY=VALUE"),
+        ("lr", "is KEY=VALUE"),
+        ("a..b=5", "is KEY=VALUE"),
         ("steps_per_eval.x=5", "steps_per_eval is 5, not a mapping"),
         ("env.time_limit=null", "`env` is a name; got 'env.time_limit=null'. Arguments of .* are under `env_kwargs`"),
         ("a={b: !!python/name:os.system x}", "not a list or mapping in YAML"),

@@ -43,7 +43,7 @@ def test_survives_json(kind):
     ("spec", "message"),
     [
         ([], "got an empty list"),
-        ([[5, 1.0]], "must begin at 0 transitions.* got 5"),
+        ([[5, 1.0]], "must begin at 0, .* got 5"),
         ([[0, 1.0], [10, 0.5], [10, 0.1]], "transitions must increase; got 10 after 10"),
         ([[0, float("nan")]], r"finite numbers all; got \[0, nan\]"),
         ([[0, 1.0], [0.5, 1.0]], "transitions are whole numbers; got 0.5"),
@@ -51,7 +51,7 @@ def test_survives_json(kind):
         ([0, 1.0], "pairs.*got 0"),
         (["ab"], "pairs.*got 'ab'"),
         ([[0, True]], "finite numbers"),
-        ({"points": POINTS}, "keys kind and points; got points"),
+        ({"points": POINTS}, "keys kind, points; got points"),
         ({"points": POINTS, "kind": "cosine"}, "'step' or 'interp'; got 'cosine'"),
     ],
 )

@@ -168,7 +168,7 @@ class Plain(CartPole):
     [
         (Pendulum(1), {"episodes": 0}, "`episodes` must be at least 1; got 0"),
         (Pendulum(1), {"fps": -5}, "`fps` must be greater than 0; got -5"),
-        (CartPole(1), {}, r"for observations of Box\(\[3\], float32\); the environment has Box\(\[4\]"),
+        (CartPole(1), {}, r"for observations of Box\(\[3\], float32\); got Box\(\[4\]"),
         (GymnasiumEnv(Pictures, 1), {}, "render_mode='rgb_array'"),
         (Plain(1), {}, "Plain cannot be rendered: give it a `draw`"),
         (None, {}, "films are of a Policy in an Env; got Policy.* and None"),

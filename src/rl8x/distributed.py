@@ -258,15 +258,15 @@ class Ranks:
 
     def first(self, what: str, value: Any) -> Any:
         """Return rank 0's value; arguments are those of `share`."""
-        return self.share(what, value if self.is_first else None)[0] if self.size > 1 else value
+        return self.share(what, value if self.is_first else None)[0]
 
     def any(self, what: str, flag: bool) -> bool:
         """Whether a flag is set on any rank."""
-        return any(self.share(what, bool(flag))) if self.size > 1 else bool(flag)
+        return any(self.share(what, bool(flag)))
 
     def all(self, what: str, flag: bool) -> bool:
         """Whether a flag is set on all ranks."""
-        return all(self.share(what, bool(flag))) if self.size > 1 else bool(flag)
+        return all(self.share(what, bool(flag)))
 
     def collect(self, what: str, content: bytes) -> list[bytes]:
         """Return every rank's bytes, in the order of ranks, on rank 0; on the others nothing."""

@@ -106,27 +106,16 @@ def _set_title(figure: Figure, title: str, theme: Theme) -> None:
 def _style(theme: Theme) -> Iterator[None]:
     import matplotlib
 
-    text, faint = theme.text, theme.faint
+    written = ("axes.labelcolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color")
     settings: Any = {
-        "figure.facecolor": theme.background,
-        "axes.facecolor": theme.background,
-        "savefig.facecolor": theme.background,
-        "axes.edgecolor": text,
-        "axes.labelcolor": text,
-        "axes.titlecolor": text,
-        "text.color": text,
-        "xtick.color": text,
-        "ytick.color": text,
-        "grid.color": faint,
-        "legend.frameon": False,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.background),
+        **dict.fromkeys((*written, "axes.edgecolor"), theme.text),
+        "grid.color": theme.faint,
+        **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
         "axes.titlesize": 10.5,
         "axes.titleweight": "bold",
         "axes.labelsize": 10,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
-        "legend.fontsize": 9,
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
         "font.family": "DejaVu Sans",
         "lines.linewidth": 1.8,
         "text.parse_math": False,

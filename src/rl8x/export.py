@@ -59,11 +59,7 @@ _TRIES: Final = 16
 _DIGITS: Final = 1e-5
 _STATE: Final = "state/"
 _NEXT: Final = "next_state/"
-_NEEDS: Final[dict[Format, tuple[str, ...]]] = {
-    "pt2": (),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "safetensors": ("safetensors",),
-}
+_NEEDS: Final[dict[Format, tuple[str, ...]]] = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
 # Spaces with larger bounds are not sampled uniformly: environments do not show such observations.
 _FAR: Final = 1e6
 
@@ -90,9 +86,8 @@ class Export:
 
     def __str__(self) -> str:
         """Say what is in the file and how near it is to the policy; a fact a line."""
-        inputs, outputs = (
-            ", ".join(f"{name} {kind}" for name, kind in part.items()) for part in (self.inputs, self.outputs)
-        )
+        both = self.inputs, self.outputs
+        inputs, outputs = (", ".join(f"{name} {kind}" for name, kind in part.items()) for part in both)
         found = f"largest difference to the policy's actions over 1,000 observations: {self.difference:.1e}"
         return f"{self.path}\n{inputs} -> {outputs}\n{found}"
 
@@ -151,7 +146,7 @@ def export_policy(
     chosen = _format(target, format)
     if sampled and chosen == "safetensors":
         raise ValueError("a safetensors file is the policy itself: `decide(obs, deterministic=False)` samples from it.")
-    missing = [name for name in _NEEDS[chosen] if importlib.util.find_spec(name) is None]
+    missing = [name for name in _NEEDS.get(chosen, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the format {chosen} needs {', '.join(missing)}: pip install 'rl8x[export]'.")
     # Weights of their own: those of a policy in training are views of one vector, maybe on another device.
@@ -256,8 +251,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

@@ -91,16 +91,27 @@ def would_import(text: str) -> str | None:
     return module if top in sys.modules or importlib.util.find_spec(top) is not None else None
 
 
+def values_in(data: Any) -> Iterator[Any]:
+    """Yield plain data itself and every value within it."""
+    yield data
+    for part in data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ():
+        yield from values_in(part)
+
+
+def keys_in(data: Any) -> Iterator[str]:
+    """Yield every key of the mappings in plain data."""
+    return (str(key) for value in values_in(data) if isinstance(value, Mapping) for key in value)
+
+
 def texts(data: Any) -> Iterator[str]:
     """Yield every text in plain data, the keys of mappings too."""
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, Mapping):
-        yield from map(str, data)
-        yield from texts(list(data.values()))
-    elif isinstance(data, list | tuple):
-        for part in data:
-            yield from texts(part)
+    yield from keys_in(data)
+    yield from (value for value in values_in(data) if isinstance(value, str))
+
+
+def classes_in(data: Any) -> Iterator[str]:
+    """Yield the paths of the classes in plain data."""
+    return (value[CLASS] for value in values_in(data) if isinstance(value, Mapping) and set(value) == {CLASS})
 
 
 def runs_code(name: str) -> bool:

@@ -97,9 +97,9 @@ def say(text: str, *, err: bool = False) -> None:
     print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)
 
 
-def counted(number: int, one: str, several: str) -> str:
-    """Write a number of things, such as "1 row" and "1,200 rows"."""
-    return f"{number:,} {one if number == 1 else several}"
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Write a number of things, such as "1 row" and "1,200 rows"; `several` is for plurals that add more than an s."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 def short(count: float) -> str:

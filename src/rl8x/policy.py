@@ -234,9 +234,8 @@ class Policy(nn.Module):
         with torch.no_grad():
             params = self.distribution.from_features(torch.zeros(rows, width, device=self.device))
         tensors = numbered(params).values()
-        self.shows_params = self.distribution.has_kl and all(
-            isinstance(each, Tensor) and each.shape[:1] == (rows,) for each in tensors
-        )
+        have_rows = (isinstance(each, Tensor) and each.shape[:1] == (rows,) for each in tensors)
+        self.shows_params = self.distribution.has_kl and all(have_rows)
 
     def _example(self, seq_len: int) -> tuple[Any, Tensor]:
         """Return an observation of the space as the model sees it, `[seq_len, 2, *obs]`, and starts, all False."""
@@ -678,10 +677,7 @@ class Policy(nn.Module):
             policy.state_reset_every = int(description["state_reset_every"])
             policy.eval()  # what a class of one's own has added, too
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"{name} does not say how its policy is made ({type(error).__name__}: {reason:.200})."
-            ) from None
+            raise ValueError(f"{name} does not say how its policy is made ({error!r:.200}).") from None
         return policy
 
 

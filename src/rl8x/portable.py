@@ -75,9 +75,7 @@ def read_policy(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
         raise ValueError(f"{name} holds tensors, but not those of a policy that rl8x saved.")
     version = description.get("version")
     if not isinstance(version, int) or version > _VERSION:
-        raise ValueError(
-            f"{name} has version {version!r} of the format, and this rl8x reads up to {_VERSION}: update it."
-        )
+        raise ValueError(f"{name} has version {version!r} of the format; this rl8x reads up to {_VERSION}: update it.")
     if _sealed(content) != content:
         raise ValueError(
             f"{name} is no policy that rl8x saved, or damaged (it does not have the digest that was written)."

@@ -59,9 +59,7 @@ class Schedule:
                     "a list of points here."
                 )
             if set(spec) != {"kind", "points"}:
-                raise ValueError(
-                    f"`{name}` as a mapping has the keys kind and points; got {', '.join(map(str, spec))}."
-                )
+                raise ValueError(f"`{name}` as a mapping has the keys kind, points; got {', '.join(map(str, spec))}.")
             return cls.make(spec["points"], kind=spec["kind"], name=name)
         if isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
             return cls(tuple(spec), kind, name)
@@ -121,9 +119,7 @@ def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float]
         if transitions != int(transitions):
             raise ValueError(f"`{name}`: transitions are whole numbers; got {transitions!r}.")
         if not checked and transitions != 0:
-            raise ValueError(
-                f"`{name}` must begin at 0 transitions, so that it says what holds at the start; got {transitions!r}."
-            )
+            raise ValueError(f"`{name}` must begin at 0, to say what holds at the start; got {transitions!r}.")
         if checked and transitions <= checked[-1][0]:
             raise ValueError(f"`{name}`: transitions must increase; got {transitions!r} after {checked[-1][0]}.")
         checked.append((int(transitions), float(value)))

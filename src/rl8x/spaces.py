@@ -289,11 +289,7 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
         return kind | {"n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.MultiDiscrete):
-        return kind | {
-            "nvec": space.nvec.tolist(),
-            "start": space.start.tolist(),
-            "dtype": np.dtype(space.dtype).name,
-        }
+        return kind | {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.MultiBinary):
         # To Gymnasium one of 2 bits is another than one of [2].
         return kind | {"n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}

@@ -149,9 +149,7 @@ def film(
         ("actions", policy.action_space, env.single_action_space),
     ):
         if describe_space(own) != describe_space(given):
-            raise ValueError(
-                f"the policy is for {name} of {describe_space(own)}; the environment has {describe_space(given)}."
-            )
+            raise ValueError(f"the policy is for {name} of {describe_space(own)}; got {describe_space(given)}.")
     rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
     every = max(1, math.ceil(rate / _MAX_FPS))
     ends: list[Moment] = []
@@ -355,9 +353,7 @@ def check_format(suffix: str) -> None:
             import imageio.v2  # noqa: F401
             import imageio_ffmpeg  # noqa: F401
         except ImportError:
-            raise ImportError(
-                f"a {suffix} needs imageio and ffmpeg: pip install 'rl8x[video]'. A .gif needs nothing."
-            ) from None
+            raise ImportError(f"a {suffix} needs imageio: pip install 'rl8x[video]'. A .gif needs nothing.") from None
 
 
 def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:

@@ -163,7 +163,7 @@ resume runs max_steps=3  ->  `max_steps` is none. Its options are --max-steps,
 resume runs checkpoints.keep=2  ->  `checkpoints` is none.
 resume runs algorithm_config.lr=abc  ->  `lr` must be a number; got 'abc'.
 resume runs algorithm_config.gama=3  ->  gamma
-resume runs CartPole  ->  is written KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got 'CartPole'.
+resume runs CartPole  ->  is KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got 'CartPole'.
 resume runs gama=3  ->  gamma
 train CartPole --lr 0.5 --resume runs  ->  `lr` was
 """  # noqa: E501

@@ -224,7 +224,7 @@ def test_overrides_are_recorded(tmp_path):
     ("overrides", "says"),
     [
         ({"seed": 99}, r"another `seed` \(99\)"),
-        ({"num_envs": 8}, "in the 4 copies that it had; got `num_envs` = 8"),
+        ({"num_envs": 8}, "`num_envs` stays 4 as the run goes on; got 8"),
         (
             {"v_max": 20.0},
             "`v_max` was 10.0 and is 20.0, but decides what the outputs of the networks mean, .* begin a run",
@@ -342,7 +342,7 @@ def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(conditio
         run(make(trainer=options), stop_conditions=[before], max_steps=9)
     assert len(listed(tmp_path)) == 3
     second = Trainer.resume(tmp_path, tracker=NullTracker())
-    with pytest.raises(CheckpointError, match="could not be saved: pass the run's `stop_conditions` again"):
+    with pytest.raises(CheckpointError, match="was not saved: pass `stop_conditions` again"):
         run(second)
     assert run(second, stop_conditions=[condition()])[keys.STEPS] == 5
     assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank
@@ -598,8 +598,8 @@ THEIRS = type("MLflowTracker", (LinesTracker,), {"__module__": "their.tracking"}
 @pytest.mark.parametrize(
     ("tracker", "message"),
     [
-        (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
-        (THEIRS, r"kept by a their.tracking.MLflowTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
+        (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which is not rl8x's: pass `tracker=`"),
+        (THEIRS, r"kept by a their.tracking.MLflowTracker \(lines.txt\), which is not rl8x's: pass `tracker=`"),
         (MemoryTracker, r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`"),
     ],
 )

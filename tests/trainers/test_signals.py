@@ -63,7 +63,7 @@ def test_usr1_saves_and_goes_on_or_says_that_nothing_is_saved(tmp_path, capfd):
     assert read(listed(tmp_path)[1]).metadata["status"] == "RUNNING"
     assert trainer.tracker.status == "FINISHED"
     make(trainer={"callbacks": [sends(signal.SIGUSR1, 1)]}).run(max_steps=2, progress="lines")
-    assert "nothing saved: this run has no checkpoints" in capfd.readouterr().err
+    assert "nothing saved: checkpoints are off" in capfd.readouterr().err
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path):

@@ -24,7 +24,7 @@ from rl8x.config.files import algorithm_config_class, restored_options, unwritab
 from rl8x.config.spec import RunSpec, default_of
 from rl8x.envs.simulator import StandIn
 from rl8x.envs.team import Team
-from rl8x.importing import CLASS, UntrustedError, is_dotted, texts
+from rl8x.importing import UntrustedError, classes_in, is_dotted, texts
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
 from rl8x.replay.dataset import Dataset
@@ -48,10 +48,7 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     return {
         "config": values | {"seed": algorithm.seed},
         "env_class": None if algorithm.env is None else type(algorithm.env.unwrapped).__name__,
-        "spaces": [
-            _form(lambda: space_to_plain(policy.observation_space)),
-            _form(lambda: space_to_plain(policy.action_space)),
-        ],
+        "spaces": [_form(space_to_plain, space) for space in (policy.observation_space, policy.action_space)],
         "policy": _form(policy.describe),
         "algorithm": type(algorithm).__name__,
         "state_reset_every": algorithm.state_reset_every,
@@ -59,10 +56,10 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
     }
 
 
-def _form(describe: Callable[[], Any]) -> Any:
+def _form(describe: Callable[..., Any], *what: Any) -> Any:
     """Return what describes a space or a policy as plain data; None where no file can say it."""
     try:
-        return describe()
+        return describe(*what)
     except (TypeError, ValueError):
         return None
 
@@ -168,16 +165,6 @@ def names_in(spec: RunSpec, resolved: Resolved, *parts: str) -> Iterator[str]:
     if "policy" in parts:
         yield from classes_in(resolved["policy"] or {})
         yield from texts((resolved["policy"] or {}).get("class", ""))
-
-
-def classes_in(value: Any) -> Iterator[str]:
-    """Yield the paths of the classes in plain data."""
-    if isinstance(value, Mapping):
-        if set(value) == {CLASS}:
-            yield value[CLASS]
-        value = list(value.values())
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from classes_in(part)
 
 
 def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:

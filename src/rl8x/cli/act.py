@@ -143,9 +143,7 @@ _GRID: Final = "A copy for each value, side by side; a second one makes rows, on
 @click.option("--grid", multiple=True, metavar="NAME=V1,V2,...", help=_GRID)
 @click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
-@click.option(
-    "--max-steps", type=_COUNT, help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]"
-)
+@click.option("--max-steps", type=_COUNT, help="Where endless episodes stop. [default: 1000; 200 where none ever ends]")
 @click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @acting_options
 def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str], env: str | None, **how: Any) -> int:
@@ -233,7 +231,7 @@ def _report(config: Mapping[str, Any], returns: NDArray[Any], lengths: NDArray[A
     """Say how the episodes went, `[copies, episodes]` each: a line, or a table of the copies."""
     copies, episodes = returns.shape
     cut = int((~finished).sum())
-    note = f"\n{counted(cut, 'episode', 'episodes')} of {finished.size} had not ended: see --max-steps" if cut else ""
+    note = f"\n{counted(cut, 'episode')} of {finished.size} had not ended: see --max-steps" if cut else ""
     if copies == 1:
         shown = ", ".join(f"{value:.4g}" for value in returns[0, :20]) + (", ..." if episodes > 20 else "")
         mean = f", mean {returns.mean():.4g}" if episodes > 1 else ""

@@ -96,9 +96,7 @@ class _BenchCommand(RunCommand):
     group_of=lambda field, _: "The measurement" if field.name == "device" else "The problem",
     epilog=_EXAMPLES,
 )
-@click.option(
-    "--modes", metavar="MODE...", help="Execution modes to measure.  [default: eager compile, on CUDA also graph]"
-)
+@click.option("--modes", metavar="MODE...", help="Execution modes.  [default: eager compile, on CUDA also graph]")
 @click.option(
     "--precisions",
     metavar="PRECISION...",
@@ -180,9 +178,7 @@ def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any
     # Modules of the working directory are found last, and where they are trusted, as by the command itself.
     process = python_process("-m", "rl8x.cli.bench", variables=variables)
     try:
-        done = subprocess.run(
-            **process, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(**process, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode < 0:

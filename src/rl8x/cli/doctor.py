@@ -259,7 +259,7 @@ def _cache() -> list[str]:
     programs = sum(path.suffix == ".so" for path in files)
     why = exposure(folder) or (None if os.access(folder, os.W_OK | os.X_OK) else "it is not writable")
     note = "" if why is None else f", not used, since {why}: each run compiles for itself"
-    return [f"{folder}, {counted(programs, 'program', 'programs')}, {size:.1f} MB{note} (`rl8x cache`)"]
+    return [f"{folder}, {counted(programs, 'program')}, {size:.1f} MB{note} (`rl8x cache`)"]
 
 
 def _trust() -> list[str]:
@@ -267,7 +267,7 @@ def _trust() -> list[str]:
     known, why = trusted.entries(), trusted.unsafe()
     if why is not None:
         return [f"{trusted.memory()} is not used, since {why}: files that name your modules need --trust each time"]
-    first = f"{counted(len(known), 'module', 'modules')}, by {trusted.memory()}, which may be deleted"
+    first = f"{counted(len(known), 'module')}, by {trusted.memory()}, which may be deleted"
     changed = ", which has changed, so that rl8x asks again"
     return [first, *(f"{path}{'' if trusted.is_intact(entry) else changed}" for path, entry in known.items())]
 

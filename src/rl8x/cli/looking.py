@@ -130,4 +130,4 @@ def cache(clear: bool) -> None:
     if kept:
         click.echo(table(rows) + "\n")
     total = sum(artifact.size for artifact in kept) / 1e6
-    click.echo(f"{counted(len(kept), 'program', 'programs')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")
+    click.echo(f"{counted(len(kept), 'program')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

@@ -171,9 +171,7 @@ class _Commands(click.Group):
     epilog="`rl8x COMMAND --help` explains a command.",
 )
 @click.version_option(__version__, prog_name="rl8x")
-@click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show tracebacks of mistakes too; works after any command."
-)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks of mistakes too, in any command.")
 def rl8x() -> None:
     """The command line."""
 

@@ -42,9 +42,7 @@ _TRUST: Final = (
     "Import the modules that the run file or checkpoint names, those of the working directory too: their code runs. "
     "Use the store that the checkpoint names. Classes typed on the command line need no flag."
 )
-_TUNED: Final = (
-    "Begin with rl8x's own run file of ENV and the algorithm, a setting that learns: `rl8x tuned` lists them."
-)
+_TUNED: Final = "Begin with rl8x's own run file of ENV and the algorithm, which learns: `rl8x tuned` lists them."
 
 # -- options of config fields
 
@@ -196,9 +194,7 @@ def run_file(what: str) -> click.Option:
 def _one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
     """Return the one file of an option `-f`, if any: of several, the last would silently replace the others."""
     if files is not None and len(files) > 1:
-        raise UserError(
-            f"one file at most; got -f {' and -f '.join(files)}. Write them as one, or what differs as KEY=VALUE."
-        )
+        raise UserError(f"one file at most; got -f {' and -f '.join(files)}. Write them as one, or keys as KEY=VALUE.")
     return files[0] if files else None
 
 

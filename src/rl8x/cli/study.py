@@ -88,12 +88,12 @@ def _list(config: Any) -> None:
     cells = num_cells(config.cells())
     if config.searches:
         trainings = config.trials * len(config.train) * len(config.seeds)
-        say(f"at most {counted(trainings, 'training', 'trainings')} of {counted(config.trials, 'trial', 'trials')}")
+        say(f"at most {counted(trainings, 'training')} of {counted(config.trials, 'trial')}")
     else:
         labels = [training.label for training in config.trainings()]
-        say("\n".join([*labels, counted(len(labels), "training", "trainings")]))
-    played = f"{counted(config.episodes, 'episode', 'episodes')} in each"
-    say(f"each tested in {counted(cells, 'cell', 'cells')}, {played}: {cells * config.episodes:,} episodes a policy")
+        say("\n".join([*labels, counted(len(labels), "training")]))
+    played = f"{counted(config.episodes, 'episode')} in each"
+    say(f"each tested in {counted(cells, 'cell')}, {played}: {cells * config.episodes:,} episodes a policy")
 
 
 def _summarize(study: Any, frame: Any) -> None:
@@ -146,9 +146,7 @@ rl8x report studies/cartpole
 rl8x report my-study --baseline fixed --parameters length,masspole
 rl8x report 208998b475a04c3283bf23d5b52180d5 --tracking-uri http://server:5000 --output figures
 """
-_PARAMETERS: Final = (
-    "Test parameters to draw over, with commas between them. [default: all; heat maps over the main two]"
-)
+_PARAMETERS: Final = "Test parameters to draw over, with commas between. [default: all; heat maps over the main two]"
 _BOOTSTRAP: Final = (
     "What intervals resample: whole policies, or seeds anew in each cell, as the package rliable does, which is too "
     "narrow where one policy is played in all cells."
@@ -164,9 +162,7 @@ _level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=
 @click.option("--bootstrap", "over", type=click.Choice(["policies", "cells"]), default="policies", help=_BOOTSTRAP)
 @_level
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap.")
-@click.option(
-    "--output", metavar="DIR", help="Folder for the files. [default: report in the study's folder, or reports/NAME]"
-)
+@click.option("--output", metavar="DIR", help="Folder for the files. [default: report/ of the study, or reports/NAME]")
 @click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known.")
 @tracking_uri
 def report(study: str, parameters: str | None, output: str | None, **options: Any) -> None:
@@ -200,9 +196,7 @@ rl8x compare --experiment CartPole --group-by algorithm --output figures
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--experiment", metavar="NAME", help="All runs of an experiment, by its name or ID.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help=_METRIC)
-@click.option(
-    "--group-by", multiple=True, metavar="PARAM", help="Average the runs with the same value; may be repeated."
-)
+@click.option("--group-by", multiple=True, metavar="PARAM", help="Average runs with the same value; may be repeated.")
 @click.option("--minimize", is_flag=True, help="The lowest value of a metric is its best one.")
 @_level
 @click.option("--output", metavar="DIR", help="Folder for the files. [default: reports/compare-RUN]")

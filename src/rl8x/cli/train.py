@@ -248,9 +248,9 @@ def _summarize(stats: TrainStats, evaluated_at: int) -> None:
     """Say what was trained, and what the last evaluation measured."""
     names = (keys.STEPS, keys.UPDATES, keys.ENV_STEPS, keys.ENV_EPISODES)
     steps, updates, env_steps, episodes = (int(stats[name]) for name in names)
-    seen = f"{env_steps:,} transitions, {counted(episodes, 'episode', 'episodes')}"
-    seen = seen if env_steps else counted(updates, "update", "updates")  # from a data set, or before the first step
-    say(f"trained     {counted(steps, 'step', 'steps')}, {seen}")
+    seen = f"{env_steps:,} transitions, {counted(episodes, 'episode')}"
+    seen = seen if env_steps else counted(updates, "update")  # from a data set, or before the first step
+    say(f"trained     {counted(steps, 'step')}, {seen}")
     when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,}"
     whole = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
     played = f"{whole:,.0f} whole episodes, " if whole else ""

@@ -165,9 +165,7 @@ class Condition(ABC):
         # An attribute may come into being with the first row, and an argument change with it.
         fits = now <= set(own) if by_attribute else now == set(own)
         if not fits or len(saved) != len(self.children):
-            raise ValueError(
-                f"The saved state {dict(state)!r} is not one of {self!r}. Resume with the conditions saved."
-            )
+            raise ValueError(f"The saved state {dict(state)!r} is not of {self!r}. Resume with the conditions saved.")
         self.load_own_state(own)
         for child, child_state in zip(self.children, saved, strict=True):
             child.load_state_dict(child_state)

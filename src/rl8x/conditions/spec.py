@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
@@ -126,15 +126,6 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
 
 def _unknown(kind: str, hint: str) -> ValueError:
     return ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(KINDS)}.")
-
-
-def kinds_in(specs: object) -> Iterator[str]:
-    """Yield all keys in conditions that are plain data: kinds, and names of arguments."""
-    for name, inner in specs.items() if isinstance(specs, Mapping) else ():
-        yield str(name)
-        yield from kinds_in(inner)
-    for inner in specs if isinstance(specs, list | tuple) else ():
-        yield from kinds_in(inner)
 
 
 def to_spec(condition: Condition) -> Any:

@@ -23,7 +23,7 @@ from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
-from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted
+from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted, values_in
 from rl8x.models import Model
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
@@ -178,9 +178,7 @@ def apply_overrides(
         path, equals, text = override.partition("=")
         names = [name.strip() for name in path.split(".")]
         if not equals or not all(names):
-            raise ValueError(
-                f"an override is written KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got {override!r}."
-            )
+            raise ValueError(f"an override is KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got {override!r}.")
         if names[0] == "env" and len(names) > 1:
             raise ValueError(
                 f"`env` is a name; got {override!r}. Arguments of the environment's constructor are under "
@@ -249,11 +247,7 @@ def is_unwritable(value: object) -> bool:
 
 def unwritable_in(value: Any) -> Iterator[str]:
     """Yield why values in plain data could not be written."""
-    if is_unwritable(value):
-        yield str(value[UNWRITABLE])
-    value = list(value.values()) if isinstance(value, Mapping) else value
-    for part in value if isinstance(value, list | tuple) else ():
-        yield from unwritable_in(part)
+    return (str(each[UNWRITABLE]) for each in values_in(value) if is_unwritable(each))
 
 
 # -- what plain data names
@@ -294,24 +288,18 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
 
 
 def _config_hint(named: object) -> str:
-    """Return which config classes build what was named, if it is an algorithm's class."""
+    """Return which config class, before those that only preset another one, builds an algorithm that was named."""
     if not isinstance(named, type) or not issubclass(named, GenericAlgorithmBase):
         return ""
-    configs = dict.fromkeys(_below(AlgorithmConfig))
-    paths = [dotted_path(cls) for cls in configs if cls.algorithm is named and not _is_preset(cls)]
-    listed = " or ".join(path for path in paths if path is not None)
-    return f", which is an algorithm. Name its config: {listed}" if listed else ", an algorithm that no config builds"
+    paths = (dotted_path(cls) for cls in _below(AlgorithmConfig) if cls.algorithm is named)
+    path = next(filter(None, paths), None)
+    return f", which is an algorithm. Name its config: {path}" if path else ", an algorithm that no config builds"
 
 
 def _below(cls: type[AlgorithmConfig]) -> Iterator[type[AlgorithmConfig]]:
     for each in cls.__subclasses__():
         yield each
         yield from _below(each)
-
-
-def _is_preset(cls: type[AlgorithmConfig]) -> bool:
-    """Whether a config builds what its base class does."""
-    return any(getattr(base, "algorithm", None) is cls.algorithm for base in cls.__bases__)
 
 
 def restored(value: Any, trust: Trust) -> Any:

@@ -125,9 +125,7 @@ CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 class EnvSpec(_Section):
     """What makes the environment."""
 
-    env: str = option(
-        "", "Environment: a built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class."
-    )
+    env: str = option("", "A built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class.")
     env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
 
     def maker(self, trust: Trust = False, *, env: str | None = None) -> Callable[..., Env]:
@@ -179,9 +177,7 @@ class AlgorithmSpec(_Section):
         cls = algorithm_config_class(self.algorithm, trust)
         values = with_preset(cls, self.preset, restored_options(cls, self.algorithm_config, trust))
         if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
-            raise ValueError(
-                f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
-            )
+            raise ValueError(f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of them.")
         try:
             return cls(**values)
         except ValueError as error:  # what a config refuses is the user's mistake, whoever wrote the config
@@ -472,9 +468,8 @@ class RunSpec:
         given = self.algorithm.algorithm_config
         check_hyperparameters(given, cls)
         # `1e6` is a whole number where a hyperparameter is one.
-        coerced = {
-            each.name: _coerced(each, given[each.name]) for each in dataclasses.fields(cls) if each.name in given
-        }
+        fields = (field for field in dataclasses.fields(cls) if field.name in given)
+        coerced = {field.name: _coerced(field, given[field.name]) for field in fields}
         algorithm = dataclasses.replace(self.algorithm, algorithm_config=frozen({**given, **coerced}))
         spec = dataclasses.replace(self, algorithm=algorithm)
         _ = spec.evaluates, spec.config  # kept, for whoever makes the run

@@ -210,7 +210,7 @@ class Comparison:
     @property
     def html(self) -> str:
         """The page."""
-        lead = counted(len(self.runs), "run", "runs")
+        lead = counted(len(self.runs), "run")
         sections = [("Runs", figures.table(self.cells()) + figures.paragraphs(self.notes))]
         if self.group_by:
             lead += f", grouped by {', '.join(self.group_by)}"

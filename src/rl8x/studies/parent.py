@@ -67,8 +67,7 @@ class ParentRun:
         tested = "; ".join(f"`{name}` {_described(values)}" for name, values in study.test.items())
         what = "**Study of {algorithm} on `{task}`**".format_map(self._about)
         lines = [
-            f"{what}: training {trainings}{varied}, {counted(len(study.seeds), 'seed', 'seeds')} each; tested in "
-            f"{tested}.",
+            f"{what}: training {trainings}{varied}, {counted(len(study.seeds), 'seed')} each; tested in {tested}.",
             f"Its report: `rl8x report {folder}`",
             f"Its runs side by side: `rl8x compare {folder}`",
         ]

@@ -119,7 +119,7 @@ class Report:
         over = f", over {', '.join(map(str, cells.columns))}" if len(cells.columns) else ""
         named, begun = about(self.study.definition), f", begun on {self.study.created}" if self.study.created else ""
         first = f"{named['algorithm']} on {named['task']}{begun}. " if named else ""
-        tested = f"{counted(len(groups), 'group', 'groups')}, each in {counted(len(cells), 'test cell', 'test cells')}"
+        tested = f"{counted(len(groups), 'group')}, each in {counted(len(cells), 'test cell')}"
         return f"{first}{policies} in {tested}{over}."
 
     def _worst_cells(self) -> list[list[str]]:

@@ -240,15 +240,15 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
         return f"lacks {lacks} of {len(cells)} cells"
     first = cells.iloc[int(np.argmin(is_finite))]
     at = ", ".join(f"{name.removeprefix(TEST)}={first[name]:g}" for name in cells if name.startswith(TEST))
-    such, many = f", such as {at}" if at else "", counted(int((~is_finite).sum()), "cell", "cells")
+    such, many = f", such as {at}" if at else "", counted(int((~is_finite).sum()), "cell")
     return f"has returns that are not finite in {many} of {len(cells)}{such}"
 
 
 def _counts(table: pandas.DataFrame, tested: pandas.DataFrame) -> str:
     """Say how many policies, episodes and transitions the evaluations took, and the training of the last policies."""
     policies = counted(len(tested), "policy", "policies")
-    episodes = counted(int(table[EPISODES].sum()), "episode", "episodes")
-    steps = counted(round(float((table[EPISODES] * table[LENGTHS]).sum())), "transition", "transitions")
+    episodes = counted(int(table[EPISODES].sum()), "episode")
+    steps = counted(round(float((table[EPISODES] * table[LENGTHS]).sum())), "transition")
     transitions, updates = tested[tested[FINAL].astype(bool)][[ENV_STEPS, UPDATES]].sum().astype(int)
-    training = counted(updates, "update", "updates") if updates and not transitions else f"{transitions:,}"
+    training = counted(updates, "update") if updates and not transitions else f"{transitions:,}"
     return f"Evaluations online: {policies} in {episodes}, {steps}; training took {training}."

@@ -99,7 +99,7 @@ class Unsent:
     @property
     def lost(self) -> str:
         """Write what is lost in words; empty where nothing is."""
-        rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
+        rows = counted(self.num_lost, "row") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
         return " and ".join(filter(None, (rows, others)))
 

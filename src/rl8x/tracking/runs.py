@@ -107,7 +107,7 @@ class Whereabouts:
         if unsent.lost:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
-            missing = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
+            missing = counted(unsent.num_rows, "row") if unsent.num_rows else "the last entry"
             lines.append(f"{missing} of {name} did not reach {store}{self.why}")
             lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         if unsent.num_rejected:

@@ -209,9 +209,7 @@ class Shows:
             return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
         known = algorithm.env if self.evaluator is None else self.evaluator.env
         if known is None:
-            raise ValueError(
-                "there is nothing to film: the algorithm trains without an environment. Give an `eval_env`."
-            )
+            raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an eval_env.")
         twin = None
         if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
             again: Any = known  # a simulator, made again so that it renders

@@ -18,11 +18,10 @@ from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import listed
 from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import names_in, problems_of
-from rl8x.conditions.spec import kinds_in
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, default_of
 from rl8x.envs.parameters import function_name, shown_value
-from rl8x.importing import import_named, is_dotted, needs_word
+from rl8x.importing import import_named, is_dotted, keys_in, needs_word
 from rl8x.output import counted, is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
@@ -121,7 +120,7 @@ def steps_made(algorithm: GenericAlgorithmBase[Any], run: RunState | None) -> st
     """Say how many steps a trainer has made, and where `run()` was called again how many of them by the last one."""
     steps = algorithm.counters[keys.STEPS]
     own = "" if run is None or run.steps == steps else f", {run.steps:,} of them by the last run()"
-    return counted(steps, "step", "steps") + own
+    return counted(steps, "step") + own
 
 
 def describe_ending(
@@ -252,7 +251,7 @@ class GoingOn:
 
     def _names(self) -> list[str]:
         """List the names that continuing imports."""
-        return [*names_in(self.spec, self.resolved), *kinds_in(list(self.spec.run.stop_conditions))]
+        return [*names_in(self.spec, self.resolved), *keys_in(self.spec.run.stop_conditions)]
 
     def _missing(self) -> list[str]:
         """List the arguments that `Trainer.resume` needs because no checkpoint has them."""

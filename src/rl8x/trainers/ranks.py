@@ -155,7 +155,7 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
     now = ranks().size
     if before == now:
         return
-    lines = [f"the run was saved by {counted(before, 'rank', 'ranks')} and goes on with {now}"]
+    lines = [f"the run was saved by {counted(before, 'rank')} and goes on with {now}"]
     if algorithm.env is not None:
         copies = algorithm.env.num_copies
         lines.append(f"{copies * now} copies of the environment instead of {copies * before}")

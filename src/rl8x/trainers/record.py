@@ -92,11 +92,7 @@ class Record:
     # -- the tracked run
 
     def resume(
-        self,
-        checkpoint: Checkpoint,
-        origin: Origin,
-        results: Mapping[str, Any],
-        eval_config: Given | None = None,
+        self, checkpoint: Checkpoint, origin: Origin, results: Mapping[str, Any], eval_config: Given | None = None
     ) -> None:
         """Continue the tracked run and the checkpoints of another process, whose last rows may come again."""
         self.checkpoints.go_on_from(checkpoint, origin.known)

@@ -128,9 +128,7 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> 
             "begin a run with it"
         )
     if overrides.get("num_envs", saved.get("num_envs")) != saved.get("num_envs"):
-        raise CheckpointError(
-            f"a run goes on in the {saved['num_envs']} copies that it had; got `num_envs` = {overrides['num_envs']}"
-        )
+        raise CheckpointError(f"`num_envs` stays {saved['num_envs']} as the run goes on; got {overrides['num_envs']}")
 
 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
@@ -166,9 +164,7 @@ def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
         )
     if run["tracker"] not in REMADE:
         name = run["tracker"] if _class_name(run["tracker"]) in REMADE else _class_name(run["tracker"])
-        raise CheckpointError(
-            f"the run was kept by a {name} ({run['location']}), which rl8x cannot make: pass `tracker=`"
-        )
+        raise CheckpointError(f"the run was kept by a {name} ({run['location']}), which is not rl8x's: pass `tracker=`")
     if user_tracking_uri() is not None:
         return MLflowTracker()
     return MLflowTracker(tracking_uri=_recorded_uri(run, folder, trust=trust))

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from tqdm import TqdmWarning, tqdm
@@ -39,10 +39,7 @@ class TrainStats(dict[str, float]):
     """
 
     def __init__(
-        self,
-        values: Mapping[str, float],
-        fresh: frozenset[str] | None = None,
-        earlier: frozenset[str] = frozenset(),
+        self, values: Mapping[str, float], fresh: frozenset[str] | None = None, earlier: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(values)
         self.earlier = frozenset() if fresh is None else earlier - fresh
@@ -175,7 +172,7 @@ class Results:
 # -- how they are shown
 
 Progress = Literal["auto", "bar", "lines", "none"]
-PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
+PROGRESS_CHOICES: Final[tuple[Progress, ...]] = get_args(Progress)
 _SECONDS_PER_LINE: Final = 10.0
 _SECONDS_OF_SILENCE: Final = 2.0
 # Metrics stand in a terminal's line as whole ones, the most important first, beside a bar where there is room for it.

@@ -11,16 +11,7 @@ from typing import Any, Final
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
 from rl8x.checkpoint.files import SavedRun
-from rl8x.conditions import (
-    Condition,
-    Confirmed,
-    HitsLowerBound,
-    HitsUpperBound,
-    Not,
-    Or,
-    WallTime,
-    to_spec,
-)
+from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Not, Or, WallTime, to_spec
 from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
 from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
@@ -61,9 +52,7 @@ class RunState:
             self.conditions = as_conditions(given["stop_conditions"])
         else:
             for lost in unwritable_in(planned.stop_conditions):
-                raise CheckpointError(
-                    f"the stop condition {lost} could not be saved: pass the run's `stop_conditions` again"
-                )
+                raise CheckpointError(f"the stop condition {lost} was not saved: pass `stop_conditions` again")
             self.conditions = planned.conditions(trust)
         self.options = replace(planned, **{name: given[name] for name in _NUMBERS if name in given})
         self.names = list(map(named, self.conditions))  # before the first row, which may change an argument
@@ -171,11 +160,7 @@ class RunState:
             "steps": self.steps,
             "max_steps": self.options.max_steps,
             "conditions": [
-                {
-                    "repr": name,
-                    "state": condition.state_dict(),
-                    "met": any(condition is met for met in self.met),
-                }
+                {"repr": name, "state": condition.state_dict(), "met": any(condition is met for met in self.met)}
                 for condition, name in zip(self.conditions, self.names, strict=True)
             ],
             "callbacks": list(self.callbacks),

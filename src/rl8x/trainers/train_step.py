@@ -327,9 +327,7 @@ def declared_metrics(callback: object) -> tuple[str, ...]:
     """Return the metrics that a callback declares in its attribute `metric_names`, if it has one."""
     names: Any = getattr(callback, "metric_names", ())
     if isinstance(names, str) or not isinstance(names, Collection):  # an iterator would be used up
-        raise TypeError(
-            f"`metric_names` of the callback {callback_name(callback)} must be a list of names; got {names!r}."
-        )
+        raise TypeError(f"`metric_names` of {callback_name(callback)} must be a list of names; got {names!r}.")
     return tuple(names)
 
 
@@ -348,15 +346,11 @@ def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> 
         if not callable(callback):
             raise TypeError(f"A callback is called with the trainer and a row of statistics; got {callback!r}.")
         for name in declared_metrics(callback):
+            declared = f"The callback {callback_name(callback)} declares {name!r}, which is"
             if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
-                raise ValueError(
-                    f"The callback {callback_name(callback)} declares {name!r}, which is not a legal name of a metric."
-                )
+                raise ValueError(f"{declared} not a legal name of a metric.")
             if name in taken:
-                raise ValueError(
-                    f"The callback {callback_name(callback)} declares {name!r}, which is a metric of {taken[name]}. "
-                    "Give it another name."
-                )
+                raise ValueError(f"{declared} a metric of {taken[name]}. Give it another name.")
             taken[name] = f"the callback {callback_name(callback)}"
     return callbacks
 
@@ -391,10 +385,8 @@ def returned_metrics(
     for name in returned:
         if name not in declared and name not in evaluated:
             near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
-            raise ValueError(
-                f"The callback {called} returned {name!r}, which its `metric_names` do not have. Nearest: "
-                f"{', '.join(near)}."
-            )
+            lacking = f"which its `metric_names` do not have. Nearest: {', '.join(near)}"
+            raise ValueError(f"The callback {called} returned {name!r}, {lacking}.")
     return {name: metric_value(name, value) for name, value in returned.items()}
 
 

@@ -106,9 +106,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
         """
         if not isinstance(algorithm, GenericAlgorithmBase):
-            raise TypeError(
-                f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."
-            )
+            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {algorithm!r:.200}.")
         refuse_inference_mode()
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
@@ -392,7 +390,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if missing:
             self._save_at_once(run)
             reporter.say(
-                f"step {execution.starts_at + 1} waits for {counted(missing, 'program', 'programs')} of the compiler; "
+                f"step {execution.starts_at + 1} waits for {counted(missing, 'program')} of the compiler; "
                 "later runs like this one find them in the cache"
             )
         while missing and stop is None and stats.stop_reason is None:
@@ -472,9 +470,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if signals.save:
                 signals.save = False
                 path = self.checkpoints.wait()
-                reporter.say(
-                    "nothing saved: this run has no checkpoints" if path is None else f"saved {shown_path(path)}"
-                )
+                reporter.say("nothing saved: checkpoints are off" if path is None else f"saved {shown_path(path)}")
         return stop
 
     def stop(self, why: str) -> None:
@@ -494,9 +490,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if not isinstance(why, str):
             raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
         if not why.strip():
-            raise ValueError(
-                f"`why` must say why the run ends, as in trainer.stop('the budget is spent'); got {why!r}."
-            )
+            raise ValueError(f"`why` must say why, as in trainer.stop('the budget is spent'); got {why!r}.")
         if not self.train_step.is_in_progress:
             raise RuntimeError(
                 "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
@@ -808,8 +802,6 @@ def default_tracker() -> Tracker:
     """Return a tracker to MLflow; if MLflow is not installed, warn and return one that stores nothing."""
     if importlib.util.find_spec("mlflow") is not None:
         return MLflowTracker()
-    warnings.warn(
-        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
-        stacklevel=3,
-    )
+    remedy = "`pip install mlflow`, or pass tracker=NullTracker()"
+    warnings.warn(f"MLflow is not installed: this run is not tracked. {remedy}.", stacklevel=3)
     return NullTracker()
