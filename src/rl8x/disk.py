@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -45,6 +47,15 @@ def exposure(folder: Path) -> str | None:
         if about.st_mode & others and (inside or not about.st_mode & stat.S_ISVTX):
             return f"other users can write to {path}"
     return None
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `OSError` where a folder cannot be written, or made; leaves no trace."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
+    tempfile.TemporaryFile(dir=folder).close()  # asking for permissions would not know of read-only disks
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
@@ -150,6 +152,15 @@ class FrozenList(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)
+
+
+def checked_number(value: Any, name: str, owner: str = "", *, least: float = -math.inf, whole: bool = False) -> Any:
+    """Return an argument as Python's own number, which files can hold; NumPy's are numbers too."""
+    kind: Any = numbers.Integral if whole else numbers.Real
+    if not isinstance(value, kind) or isinstance(value, bool) or not abs(value) < math.inf or value < least:
+        needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
+        raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {value!r}.")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def own_values(value: Any) -> Any:

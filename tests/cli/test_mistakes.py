@@ -100,7 +100,7 @@ bench CartPole --device meta  ->  `device` must be 'auto' or a device of this ma
 bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
 bench CartPole seq_len=3  ->  `seq_len` must divide `horizon`
 bench CartPole --seconds nan  ->  nan
-bench CartPole --json there.txt/folder.json  ->  there.txt is no folder: give another --json.
+bench CartPole --json there.txt/folder.json  ->  there.txt is no folder. Give another --json.
 bench CartPole --json .  ->  --json names a file to write; . is a folder.
 play runs --output there.gif  ->  --output names a file to write; there.gif is a folder.
 
@@ -117,14 +117,14 @@ study -f tiny.yaml --backend ray  ->  pip install 'rl8x[ray]'
 report poles --baseline wide  ->  'wide' is no group of this study; there are fixed; uniform.
 report poles --parameters length,mass  ->  'mass' is no test parameter with several values; there are length.
 report poles --level 95  ->  95.0 is not in the range
-report poles --output there.txt  ->  there.txt is no folder: give another --output.
+report poles --output there.txt  ->  there.txt is no folder. Give another --output.
 report empty  ->  the table of evaluations is empty
-compare x --output there.txt/below  ->  there.txt is no folder: give another --output.
+compare x --output there.txt/below  ->  there.txt is no folder. Give another --output.
 compare x --level inf  ->  inf
 
 play nothing  ->  there is no run 'nothing'
 play runs --output a.avi  ->  a film is one of .gif, .mp4; got '.avi'
-play runs --output runs/lock/a.gif  ->  lock is no folder: give another --output.
+play runs --output runs/lock/a.gif  ->  lock is no folder. Give another --output.
 play runs env_config.lenght=1  ->  no parameter 'lenght'
 play runs env_config=abc  ->  env_config must be values by name
 play runs lr=1  ->  only env_config.NAME=VALUE may follow RUN; got lr=1
@@ -155,7 +155,7 @@ export runs --register x --alias 'a b'  ->  --alias: letters, digits, '_' and '-
 export runs --register x --alias V2  ->  --alias: letters, digits
 export runs --output policy.tflite  ->  no format 'tflite'
 export runs --sampled  ->  is the policy itself
-export runs --output there.txt/policy.safetensors  ->  there.txt is no folder: give another --output.
+export runs --output there.txt/policy.safetensors  ->  there.txt is no folder. Give another --output.
 export runs --output /proc/policy.safetensors  ->  nothing can be written to /proc:
 export runs --checkpoint best  ->  is the best of a metric
 export nothing  ->  there is no run 'nothing'

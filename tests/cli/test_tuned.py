@@ -1,5 +1,6 @@
 """`rl8x tuned` and `--tuned`: a table, a run file, and a run with what is typed after it."""
 
+import json
 import re
 import statistics
 import warnings
@@ -9,7 +10,7 @@ import pytest
 import rl8x
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
-from rl8x.config.tuned import measured, tuned_file, tuned_files
+from rl8x.config.tuned import SETTINGS, tuned_file, tuned_files
 
 NAMES = [(task, algorithm) for task, algorithms in tuned_files().items() for algorithm in algorithms]
 
@@ -62,6 +63,7 @@ def test_a_number_is_what_a_rate_that_adapts_begins_with(mlruns, capsys, tmp_pat
 
 
 def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):
+    measured = json.loads((SETTINGS / "measured.json").read_text())
     assert main(["tuned"]) == 0
     header, *lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert header.split() == ["task", "algorithm", "transitions", "return", "seconds"]
@@ -70,7 +72,7 @@ def test_the_table_has_what_was_measured_and_says_what_was_not(capsys):
     # By hand from benchmarks/results/learning.json: the median of 279.63, 280.52 and 281.83.
     assert cells["LunarLander-v3", "PPO"] == ["1,003,520", "280.5 (279.6 to 281.8, 3 seeds)", "147"]
     for (task, algorithm), (transitions, returned, seconds) in cells.items():
-        result = measured().get(f"{task}-{algorithm.lower()}")
+        result = measured.get(f"{task}-{algorithm.lower()}")
         if result is None:
             assert (returned, seconds) == ("not measured", "not measured")
         else:

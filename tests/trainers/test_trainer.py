@@ -304,7 +304,7 @@ def test_run_options_are_checked():
 
 
 TRAINED_IN = CartPole(4, device="cpu", seed=0)
-WHOLE = "`num_eval_envs` must be a whole number, at least 1, or None"
+WHOLE = "`num_eval_envs` must be a whole number, at least 1"
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(), CartPole, "PPO", None])
 def test_what_is_no_algorithm_is_told(algorithm):
-    with pytest.raises(TypeError, match=r"a trainer needs an algorithm, such as PPOConfig\(\)\.build\(CartPole\); got"):
+    with pytest.raises(TypeError, match=r"a trainer needs an algorithm like PPOConfig\(\)\.build\(CartPole\); got"):
         Trainer(algorithm)
 
 

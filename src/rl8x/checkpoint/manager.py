@@ -22,9 +22,9 @@ from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Best, Checkpoint, good, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
-from rl8x.disk import sync_folder
+from rl8x.disk import check_writable, sync_folder
 from rl8x.tracking import Tracker
-from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.location import make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import logger

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from rl8x.disk import check_writable
 from rl8x.output import say
 
 LOST_ROWS = 3  # exit code of a run that was trained, but lost rows on its way to the store or the disk
@@ -91,14 +91,10 @@ class Command(CheckedCommand):
 
 def check_folder(folder: Path, option: str) -> None:
     """Refuse a folder in which nothing can be written, before anything is computed for it."""
-    paths = (folder.absolute(), *folder.absolute().parents)
-    existing = next(path for path in paths if os.path.lexists(path))
-    if not existing.is_dir():
-        raise UserError(f"{existing} is no folder: give another {option}.")
     try:
-        tempfile.TemporaryFile(dir=existing).close()
+        check_writable(folder.absolute())
     except OSError as error:
-        raise UserError(f"nothing can be written to {existing}: {error.strerror}. Give another {option}.") from None
+        raise UserError(f"nothing can be written to {folder}: {error.strerror}. Give another {option}.") from None
 
 
 def check_file(file: str, option: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 import operator
 import re
 import time
@@ -19,21 +18,11 @@ from typing import Any, ClassVar, Final
 from rl8x import keys
 from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition
 from rl8x.distributed import ranks
-from rl8x.plain import own_values
+from rl8x.plain import checked_number, own_values
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
 _GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBound('eval/returns/mean', 100)."
-
-
-def _number(condition: Condition, name: str, value: Any, least: float = -math.inf, *, whole: bool = False) -> Any:
-    """Return an argument as Python's own number, which run files and checkpoints can hold; NumPy's are numbers too."""
-    kind: Any = numbers.Integral if whole else numbers.Real
-    is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < least:
-        needed = f"at least {least:g}" if is_number else "a whole number" if whole else "a finite number"
-        raise ValueError(f"{type(condition).__name__}: `{name}` must be {needed}; got {value!r}.")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _metric(condition: Condition, name: Any) -> str:
@@ -61,7 +50,7 @@ class _Bound(_OnMetric):
 
     def __init__(self, name: str, bound: float) -> None:
         super().__init__(name)
-        self.bound: float = _number(self, "bound", bound)
+        self.bound: float = checked_number(bound, "bound", type(self).__name__)
 
     def judge(self, stats: Stats) -> Verdict:
         value = stats.get(self.name)
@@ -107,10 +96,11 @@ class _Patient(_OnMetric):
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
         super().__init__(name)
-        self.patience: int = _number(self, "patience", patience, least=1, whole=True)
-        self.rtol: float = _number(self, "rtol", rtol, least=0)
-        self.atol: float = _number(self, "atol", atol, least=0)
-        self.after: int = _number(self, "after", after, least=0, whole=True)
+        kind = type(self).__name__
+        self.patience: int = checked_number(patience, "patience", kind, least=1, whole=True)
+        self.rtol: float = checked_number(rtol, "rtol", kind, least=0)
+        self.atol: float = checked_number(atol, "atol", kind, least=0)
+        self.after: int = checked_number(after, "after", kind, least=0, whole=True)
         self.start()
 
     def start(self) -> None:
@@ -257,9 +247,7 @@ def _seconds(duration: float | str) -> float:
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         seconds = float(duration)
     if not 0 < seconds < math.inf:
-        raise ValueError(
-            f"WallTime needs a positive number of seconds or a text such as '90s', '1h30m', '2d'; got {duration!r}."
-        )
+        raise ValueError(f"WallTime needs positive seconds or a text such as '90s', '1h30m', '2d'; got {duration!r}.")
     return seconds
 
 
@@ -405,7 +393,7 @@ class Confirmed(Condition):
 
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)
-        self.evaluations: int = _number(self, "evaluations", evaluations, least=1, whole=True)
+        self.evaluations: int = checked_number(evaluations, "evaluations", "Confirmed", least=1, whole=True)
         self.by = None if by is None else as_condition(by)
         if self.by is None:
             form = _on_evaluation(self.condition, _prefixed)

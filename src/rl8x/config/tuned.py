@@ -14,8 +14,6 @@ from rl8x.config.spec import AlgorithmSpec, RunSpec
 from rl8x.names import did_you_mean
 
 SETTINGS: Final = Path(__file__).parent / "settings"
-MEASURED: Final = SETTINGS / "measured.json"
-"""Transitions, returns by seed and median CPU seconds of each setting that was measured; written by the benchmark."""
 
 
 def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
@@ -57,15 +55,10 @@ def listed() -> str:
     return f"There are {', '.join(each)}."
 
 
-def measured() -> dict[str, dict[str, Any]]:
-    """Return what was measured with settings, by the names of their files without the suffix."""
-    results: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return results
-
-
 def tuned_rows() -> list[tuple[str, ...]]:
     """Return the cells of a table of all settings: a line for each task and algorithm, in the order of the files."""
-    found = measured()
+    # Transitions, returns by seed and median CPU seconds of those that were measured, by the stems of their files.
+    found: dict[str, Any] = json.loads((SETTINGS / "measured.json").read_text(encoding="utf-8"))
     lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
     for files in tuned_files().values():
         for path in files.values():

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
+from rl8x.plain import checked_number
+from rl8x.randomization.base import ParameterDistribution, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import Uniform
 
@@ -83,7 +84,7 @@ class Adaptive(MovingDistribution):
             raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
         if not 0 < self.boundary_share <= 1:
             raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
-        object.__setattr__(self, "episodes", count(self.episodes, "Adaptive", "episodes", 1))
+        object.__setattr__(self, "episodes", checked_number(self.episodes, "episodes", "Adaptive", least=1, whole=True))
         if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
             raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
 

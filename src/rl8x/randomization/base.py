@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -12,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.plain import own_values
+from rl8x.plain import checked_number
 
 
 def finite_number(value: object, owner: str, name: str) -> float:
     """Return `value` as a finite float, or raise naming the argument of `owner`."""
-    value = own_values(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
-    return float(value)
+    return float(checked_number(value, name, owner))
 
 
 def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple[float, ...]:
@@ -29,14 +25,6 @@ def pair(values: object, owner: str, name: str, *, apart: bool = False) -> tuple
     if len(numbers) != 2 or numbers[0] > numbers[1] or (apart and numbers[0] == numbers[1]):
         raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
     return numbers
-
-
-def count(value: object, owner: str, name: str, least: int) -> int:
-    """Return `value` as a whole number, at least `least`, or raise naming the argument of `owner`."""
-    value = own_values(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{owner}: `{name}` must be a whole number, at least {least}; got {value!r}.")
-    return value
 
 
 def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:

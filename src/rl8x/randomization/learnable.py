@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, count, finite_number, pair
+from rl8x.plain import checked_number
+from rl8x.randomization.base import ParameterDistribution, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import from_dict
 
@@ -98,7 +99,8 @@ class Learnable(MovingDistribution):
         if self.bounds is not None:
             object.__setattr__(self, "bounds", pair(self.bounds, "Learnable", "bounds", apart=True))
         for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
-            object.__setattr__(self, name, count(getattr(self, name), "Learnable", name, least))
+            whole = checked_number(getattr(self, name), name, "Learnable", least=least, whole=True)
+            object.__setattr__(self, name, whole)
         object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
         if not 0 <= self.level_share < 1:
             raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")

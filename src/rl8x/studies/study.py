@@ -18,9 +18,10 @@ from typing import Any, Final, Self
 import pandas as pd
 
 from rl8x import __version__
+from rl8x.disk import check_writable
 from rl8x.envs.cells import Support
 from rl8x.importing import Trust
-from rl8x.plain import own_values
+from rl8x.plain import checked_number
 from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
@@ -29,7 +30,7 @@ from rl8x.studies.report import report
 from rl8x.studies.training import run_job
 from rl8x.tracking import sync
 from rl8x.tracking.journal import is_sent
-from rl8x.tracking.location import check_writable, make_mlruns
+from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FolderLock, is_locked
 
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # it is full, or has become read-only
@@ -109,9 +110,7 @@ class Study:
             ValueError: If something of it is not legal, before anything is trained or written.
             SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
-        config, jobs = self.config, own_values(jobs)
-        if type(jobs) is not int or jobs < 1:
-            raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
+        config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
         refuse_ranks()
         check_backend(backend, cluster)
         if (self._stored() or {}).get("done") == (config.trials or 0):

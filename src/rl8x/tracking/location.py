@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -198,16 +196,6 @@ def make_mlruns(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
             file.write("*\n!.gitignore\n")
-
-
-def check_writable(folder: Path) -> None:
-    """Raise `OSError` where a folder cannot be written, or made; leaves no trace."""
-    while not os.path.lexists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if not folder.exists():
-        raise FileNotFoundError(errno.ENOENT, f"{folder} is a link that leads nowhere")
-    with tempfile.TemporaryFile(dir=folder):  # asking for permissions would not know of read-only disks
-        pass
 
 
 def with_password(uri: str) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from rl8x.disk import check_writable
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.artifacts import keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
 from rl8x.tracking.location import (
     Location,
     beside,
-    check_writable,
     is_users_own,
     locate,
     mlruns_dir,

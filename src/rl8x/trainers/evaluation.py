@@ -32,7 +32,7 @@ from rl8x.envs.parameters import (
     wrong_number,
 )
 from rl8x.envs.vectorised import own_statistics
-from rl8x.plain import own_values
+from rl8x.plain import checked_number
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, pooled_row, summary
 from rl8x.spaces import are_alike
@@ -270,10 +270,8 @@ def check_evaluation_name(name: str) -> None:
             "The name of an evaluation must be letters, digits, spaces and `_ - . : /`, no '/' or space at an end, "
             f"and at most {MAX_NAME_LENGTH - len(longest) + len(name)} characters; got {name!r}."
         )
-    if name.split("/")[0] in _GROUPS:
-        raise ValueError(
-            f"An evaluation cannot be called {name!r}: eval/{name.split('/')[0]}/ are metrics of those without a name."
-        )
+    if (group := name.split("/")[0]) in _GROUPS:
+        raise ValueError(f"An evaluation cannot be called {name!r}: eval/{group}/ are metrics of those without a name.")
 
 
 # -- whole episodes
@@ -337,9 +335,8 @@ def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:
     """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
-    num_eval_envs = own_values(num_eval_envs)
-    if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
-        raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
+    if num_eval_envs is not None:
+        num_eval_envs = checked_number(num_eval_envs, "num_eval_envs", least=1, whole=True)
     trained, policy = algorithm.env, algorithm.policy
     given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
     if given and eval_env is trained:

@@ -39,7 +39,7 @@ from rl8x.drawing import (
 from rl8x.envs import Env
 from rl8x.envs.cells import Cells, check_test, make_cells, num_cells
 from rl8x.execution import Execution
-from rl8x.plain import own_values
+from rl8x.plain import checked_number
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name
@@ -174,9 +174,7 @@ def measure_grid(
     """Play episodes in every cell of a grid at once; see `Trainer.evaluate_grid`."""
     import pandas
 
-    episodes = own_values(episodes)
-    if type(episodes) is not int or episodes < 1:
-        raise ValueError(f"`episodes` must be a whole number, at least 1; got {episodes!r}.")
+    episodes = checked_number(episodes, "episodes", least=1, whole=True)
     cells = make_cells(grid, called="grid")
     factory = _factory(algorithm, evaluator)
     player = CellEvaluator(algorithm, cells, episodes=episodes, seed=seed, env_factory=factory, called="grid")
