@@ -187,9 +187,7 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
         The film.
 
     Raises:
-        TypeError: As `film` does.
-        ImportError: As `film` does.
-        ValueError: As `film` does.
+        TypeError, ImportError, ValueError: As `film` does.
     """
     made = film(policy, env, Path(path).suffix, **options)
     made.save(path)

@@ -91,8 +91,9 @@ class Command(CheckedCommand):
 
 def check_folder(folder: Path, option: str) -> None:
     """Refuse a folder in which nothing can be written, before anything is computed for it."""
+    folder = folder.absolute()
     try:
-        check_writable(folder.absolute())
+        check_writable(folder)
     except OSError as error:
         raise UserError(f"nothing can be written to {folder}: {error.strerror}. Give another {option}.") from None
 
