@@ -143,7 +143,7 @@ _GRID: Final = "A copy for each value, side by side; a second one makes rows, on
 @click.option("--grid", multiple=True, metavar="NAME=V1,V2,...", help=_GRID)
 @click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
-@click.option("--max-steps", type=_COUNT, help="Where endless episodes stop. [default: 1000; 200 where none ever ends]")
+@click.option("--max-steps", type=_COUNT, help="Where to stop if episodes go on. [default: 1000; 200 if none ends]")
 @click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @acting_options
 def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str], env: str | None, **how: Any) -> int:
