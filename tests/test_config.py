@@ -9,13 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rl8x.config import (
-    RunSpec,
-    apply_overrides,
-    dump_run,
-    load_run_file,
-    parse_value,
-)
+from rl8x.config import RunSpec, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.importing import import_named
 from rl8x.plain import thawed
 from rl8x.studies.definition import StudyConfig

@@ -12,15 +12,7 @@ from rl8x import PPOConfig
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.distributions import NoisyDeterministic, SquashedNormal
 from rl8x.envs import GymnasiumEnv
-from rl8x.spaces import (
-    AsymmetricDict,
-    check_supported,
-    describe_space,
-    leaves,
-    map_spaces,
-    named_parts,
-    only_legal,
-)
+from rl8x.spaces import AsymmetricDict, check_supported, describe_space, leaves, map_spaces, named_parts, only_legal
 
 NESTED = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})})
 

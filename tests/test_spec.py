@@ -67,10 +67,7 @@ def test_a_run_takes_the_options_that_are_not_given_from_its_spec_once(tmp_path)
     assert trainer.run(max_steps=2)["algorithm/steps"] == 2
     assert trainer.tracker.params["run.steps_per_eval"] == 2
     assert find(tmp_path).spec.diff(trainer.record.spec) == {}
-    assert SPEC.diff(find(tmp_path).spec) == {
-        "checkpoints": (None, {"directory": str(tmp_path)}),
-        "max_steps": (3, 2),
-    }
+    assert SPEC.diff(find(tmp_path).spec) == {"checkpoints": (None, {"directory": str(tmp_path)}), "max_steps": (3, 2)}
     trainer.run(stop_conditions=[HitsUpperBound("algorithm/steps", 3)])
     options = find(tmp_path).spec.run
     assert (options.steps_per_eval, options.max_steps) == (None, None)

@@ -46,9 +46,7 @@ KEYS = st.text(max_size=4) | st.integers()
 TREES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(KEYS, inner, max_size=3),
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=8,
 )

@@ -36,12 +36,7 @@ def column(numbers_: list[float], dtype=torch.float64) -> Tensor:
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    rows=st.lists(steps, min_size=1, max_size=12),
-    last=numbers,
-    gamma=st.floats(0, 1),
-    gae_lambda=st.floats(0, 1),
-)
+@given(rows=st.lists(steps, min_size=1, max_size=12), last=numbers, gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
 def test_equals_the_definition(rows, last, gamma, gae_lambda):
     rewards, values, finals, terminated, truncated = map(list, zip(*rows, strict=True))
     values.append(last)

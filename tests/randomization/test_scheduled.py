@@ -3,17 +3,7 @@ import json
 import pytest
 import torch
 
-from rl8x.randomization import (
-    Adaptive,
-    Choice,
-    Grid,
-    Learnable,
-    LogUniform,
-    Normal,
-    Scheduled,
-    Uniform,
-    from_dict,
-)
+from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform, from_dict
 from rl8x.randomization.curriculum import make_curricula
 from rl8x.randomization.scheduled import PerCopy
 

@@ -23,9 +23,7 @@ def output_of(folder, griefs, forks):
 @pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.parametrize(
-    ("griefs", "forks"),
-    [(["raise@1"], None), (["die@3", "freeze@4"], TRACKS)],
-    ids=["started", "forked"],
+    ("griefs", "forks"), [(["raise@1"], None), (["die@3", "freeze@4"], TRACKS)], ids=["started", "forked"]
 )
 def test_ranks_that_raise_die_and_hang_end_all_and_the_run_goes_on_each_time(griefs, forks, mlflow_client, mlruns):
     output = output_of(mlruns.parent, griefs, forks)

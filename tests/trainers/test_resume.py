@@ -99,12 +99,7 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatc
     checkpoints = Checkpoints(tmp_path / "run", every_steps=5)
     first = make(
         env,
-        trainer={
-            **trainer_options,
-            "tracker": tracker,
-            "checkpoints": checkpoints,
-            "callbacks": [killed_at(7)],
-        },
+        trainer={**trainer_options, "tracker": tracker, "checkpoints": checkpoints, "callbacks": [killed_at(7)]},
         **options,
     )
     with pytest.raises(Killed):
