@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from rl8x import tracking
+
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 
 # Each part with the others of its layer that it may import; all layers below are open to it.
@@ -119,6 +121,15 @@ def test_every_edge_inside_a_layer_is_used() -> None:
 def test_no_file_imports_itself_through_others() -> None:
     """Else the error that is raised names the circle."""
     graphlib.TopologicalSorter({module: modules_imported(path) for module, path in INNER.items()}).prepare()
+
+
+def test_each_file_of_tracking_imports_only_those_after_it_in_its_list() -> None:
+    listed = re.findall(r"^    (\w+(?:, \w+)*)", tracking.__doc__ or "", re.MULTILINE)
+    order = [f"rl8x.tracking.{name}" for line in listed for name in line.split(", ")]
+    assert sorted(order) == [module for module in MODULES if module.startswith("rl8x.tracking.")]
+    for at, module in enumerate(order):
+        own = {target for target in modules_imported(MODULES[module]) if target.startswith("rl8x.tracking")}
+        assert own <= {*order[at + 1 :]}, f"{module} imports {own}"
 
 
 def test_mlflow_is_imported_in_tracking_alone() -> None:

@@ -11,15 +11,8 @@ from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefused
 from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
 
 # What of its arguments a call's failure may hang on, and the calls whose answer may be lost.
-CONTENT = {
-    "create_run": 0,
-    "log_points": 1,
-    "log_params": 1,
-    "set_tags": 1,
-    "log_text": 2,
-    "set_status": 1,
-    "points": 1,
-}
+CONTENT = {"create_run": 0, "log_text": 2, **dict.fromkeys(("log_points", "log_params", "set_tags"), 1)}
+CONTENT |= {"set_status": 1, "points": 1}
 LOSABLE = ("create_run", "log_points", "log_params", "set_tags")
 
 
@@ -205,11 +198,12 @@ def left_over(root, spool_id, num_rows=0, *ops, **more):
 class BothSides(SendingJournal):
     """A journal that is appended to and sent in one process, made in a folder or found there."""
 
-    def __init__(self, folder, header=None):
+    def __init__(self, folder, header=None, *ops):
         self.journal = Journal.open(folder) if header is None else Journal.create(folder, header)
         lock = FileLock(self.journal.folder / ACK, signs=False)
         assert lock.acquire()
         super().__init__(self.journal.folder, lock)
+        self.append(*ops)
 
     def append(self, *ops):
         for op in ops:

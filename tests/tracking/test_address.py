@@ -32,6 +32,15 @@ def kept_back(monkeypatch, num_rows=3, **options):
     return tracker.spool_folder
 
 
+def begun():
+    """A tracker whose first row has arrived."""
+    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 0.0}, 0)
+    assert tracker.flush(30)
+    return tracker
+
+
 def runs_in(database):
     """What MLflow's own client finds: the status and the rows of each run."""
     from mlflow import MlflowClient
@@ -77,10 +86,7 @@ def test_sync_makes_no_database_and_sends_all_where_another_has_taken_its_place(
 
 
 def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path, monkeypatch):
-    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
-    tracker.start(params={}, tags={})
-    tracker.log_metrics({"a": 0.0}, 0)
-    assert tracker.flush(30)
+    tracker = begun()
     assert len(runs_in(mlruns / "mlflow.db")) == 1
     (mlruns / "mlflow.db").rename(tmp_path / "old.db")
     for step in (1, 2):
@@ -97,10 +103,7 @@ def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path
 
 
 def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path, caplog):
-    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
-    tracker.start(params={}, tags={})
-    tracker.log_metrics({"a": 0.0}, 0)
-    assert tracker.flush(30)
+    tracker = begun()
     with tracker._journal._guard:  # or the thread may look in between, and follow the folder
         mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
         shutil.rmtree(tmp_path / "gone")

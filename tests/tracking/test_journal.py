@@ -50,8 +50,7 @@ def arrive(journal, number=None):
 
 
 def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
-    journal = BothSides(tmp_path, header())
-    journal.append(*map(row, range(3)))
+    journal = BothSides(tmp_path, header(), *map(row, range(3)))
     assert ops(journal) == [{**header(), "folder": str(journal.folder)}, row(0), row(1), row(2)]
     assert journal.read()[-1][1] == os.path.getsize(journal.folder / JOURNAL) == journal.end
     arrive(journal, 2)
@@ -101,8 +100,7 @@ def test_a_journal_is_for_its_owner(tmp_path):
 
 @pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
 def test_a_torn_last_line_is_neither_read_nor_kept(torn, tmp_path):
-    journal = BothSides(tmp_path, header())
-    journal.append(row(0))
+    journal = BothSides(tmp_path, header(), row(0))
     journal.close()
     whole = os.path.getsize(journal.folder / JOURNAL)
     with open(journal.folder / JOURNAL, "ab") as file:
@@ -119,8 +117,7 @@ def test_a_torn_last_line_is_neither_read_nor_kept(torn, tmp_path):
 
 def test_lines_longer_than_one_read(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "READ_BYTES", 64)
-    journal = BothSides(tmp_path, header())
-    journal.append({"op": "text", "to": "x", "text": "y" * 1000}, row(1))
+    journal = BothSides(tmp_path, header(), {"op": "text", "to": "x", "text": "y" * 1000}, row(1))
     seen = []
     while journal.pending:
         seen += [op["op"] for op in ops(journal)]
@@ -191,8 +188,7 @@ def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
 @pytest.mark.parametrize("offset", [-3, 1, 5, 500])
 def test_after_an_acknowledgement_that_is_no_lines_end_all_are_sent_again(tmp_path, offset):
     """Of lines that a power cut took, or of an edited file. What the run lost then, the store may have."""
-    journal = BothSides(tmp_path, header())
-    journal.append(row(0))
+    journal = BothSides(tmp_path, header(), row(0))
     journal.acknowledge(journal.end + offset, run_id="r", finished=True)
     journal.close()
     assert not is_sent(journal.folder)
@@ -228,8 +224,7 @@ def disk(monkeypatch):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
-    journal = BothSides(tmp_path, header())
-    journal.append(row(0))
+    journal = BothSides(tmp_path, header(), row(0))
     disk.full = True
     journal.append(*map(row, range(1, 4)))
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
@@ -322,8 +317,7 @@ def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_pa
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux leads to a folder that was moved")
 def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
-    journal = BothSides(tmp_path / "mlruns/spool", header())
-    journal.append(row(0))
+    journal = BothSides(tmp_path / "mlruns/spool", header(), row(0))
     moved = tmp_path / "moved/spool/abc"
     (tmp_path / "mlruns").rename(tmp_path / "moved")
     journal.journal.look()
@@ -352,8 +346,7 @@ def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch
 
 
 def finished(tmp_path, **texts):
-    journal = BothSides(tmp_path / "spool", header())
-    journal.append(tags(**texts), row(0), {"op": "left", "s": 0, "t": 5}, FINISH)
+    journal = BothSides(tmp_path / "spool", header(), tags(**texts), row(0), {"op": "left", "s": 0, "t": 5}, FINISH)
     arrive(journal)
     journal.acknowledge(finished=True)
     super(BothSides, journal).close()

@@ -112,9 +112,8 @@ def test_passwords_are_not_shown(monkeypatch):
     secrets._given.clear()
     for other in ("", "postgresql://you:secret@host/db", location.shown):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
-        with pytest.raises(
-            TrackingError, match=r"the password of postgresql://me:\*\*\*@host/db is needed: set MLFLOW"
-        ):
+        says = r"the password of postgresql://me:\*\*\*@host/db is needed: set MLFLOW"
+        with pytest.raises(TrackingError, match=says):
             locate(location.shown)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", location.uri)
     assert with_password(location.shown) == location.uri

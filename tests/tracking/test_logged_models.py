@@ -87,10 +87,8 @@ def test_models_of_an_experiment_are_ranked_by_the_metrics_of_their_step(logged)
     assert best.source_run_id == logged.run_id
     assert [(each.key, each.value, each.step) for each in best.metrics] == [(NAME, 5.0, 128)]
     run = logged.client.get_run(logged.run_id)
-    assert {(each.model_id, each.step) for each in run.outputs.model_outputs} == {
-        (logged.ids["last"], 64),
-        (logged.ids["best"], 128),
-    }
+    expected = {(logged.ids["last"], 64), (logged.ids["best"], 128)}
+    assert {(each.model_id, each.step) for each in run.outputs.model_outputs} == expected
 
 
 def test_arrays_are_predicted_as_the_policy_decides(logged):

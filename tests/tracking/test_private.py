@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import sqlite3
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -100,14 +100,6 @@ def by_mlflow_alone(tmp_path):
         yield connection
 
 
-def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
-    connection = sqlite3.connect(mlflow_template)
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
-    connection.close()
-    assert not mlflow_template.with_name(".mlflow.db.new").exists()
-
-
 ODD = ["'", "b'o\"th", ":lon", "'; DROP TABLE runs; --", "ba\\ck", "new\nline", "?a#b&c=d", "%41%2F", "a@b:c", "sp ace"]
 
 
@@ -125,7 +117,7 @@ def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
-def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monkeypatch):
+def test_it_is_what_mlflow_alone_would_have_made_in_wal_mode(by_mlflow_alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ensure_database(locate())
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
@@ -136,6 +128,7 @@ def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monk
         assert mine["alembic_version"] == alone["alembic_version"]
         assert [row[:2] for row in mine["experiments"]] == [row[:2] for row in alone["experiments"]] == [(0, "Default")]
         assert made.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
@@ -157,11 +150,8 @@ def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, mo
 
 def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
     mine = [Location(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"{name}.db") for name in "abc"]
-    threads = [threading.Thread(target=ensure_database, args=(location,)) for location in (*mine, *mine)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as threads:
+        assert [*threads.map(ensure_database, (*mine, *mine))] == [None] * 6
     assert {path.name for path in tmp_path.iterdir()} == {"a.db", "b.db", "c.db"}
     monkeypatch.setattr(private, "empty_tables", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -197,6 +187,14 @@ def connected(root):
     return MLflowStore(locate(uri)), MlflowClient(uri)
 
 
+def connected_with_run(root):
+    """The store, MLflow's client, and a run there that has an artifact."""
+    store, client = connected(root)
+    run_id = store.create_run(SPEC)
+    store.log_text(run_id, "1", "old.txt")
+    return store, client, run_id
+
+
 def files(client, run_id):
     """The artifacts in the folder that MLflow has for a run."""
     folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
@@ -205,9 +203,7 @@ def files(client, run_id):
 
 @pytest.mark.parametrize("name", ["mlruns", "results"])
 def test_of_a_moved_store_lie_beside_it_the_earlier_ones_too(name, mlruns, tmp_path):
-    store, _ = connected(mlruns)
-    run_id = store.create_run(SPEC)
-    store.log_text(run_id, "1", "old.txt")
+    *_, run_id = connected_with_run(mlruns)
     (tmp_path / "new").mkdir()
     mlruns.rename(tmp_path / "new" / name)
     store, client = connected(tmp_path / "new" / name)
@@ -225,9 +221,7 @@ def test_of_a_moved_store_lie_beside_it_the_earlier_ones_too(name, mlruns, tmp_p
 
 
 def test_of_a_copied_store_do_not_go_to_the_original(mlruns, tmp_path):
-    store, client = connected(mlruns)
-    run_id = store.create_run(SPEC)
-    store.log_text(run_id, "1", "old.txt")
+    store, client, run_id = connected_with_run(mlruns)
     shutil.copytree(mlruns, tmp_path / "copy/mlruns")
     copy, copied = connected(tmp_path / "copy/mlruns")
     copy.log_text(run_id, "2", "new.txt")
@@ -239,9 +233,7 @@ def test_of_a_copied_store_do_not_go_to_the_original(mlruns, tmp_path):
 
 
 def test_of_a_database_that_left_its_folder_stay_there(mlruns, tmp_path):
-    store, _ = connected(mlruns)
-    run_id = store.create_run(SPEC)
-    store.log_text(run_id, "1", "old.txt")
+    *_, run_id = connected_with_run(mlruns)
     (tmp_path / "alone").mkdir()
     merge_log(mlruns / "mlflow.db")
     (mlruns / "mlflow.db").rename(tmp_path / "alone/mlflow.db")
@@ -257,9 +249,7 @@ def test_a_folder_that_is_gone_is_not_made_anew(mlruns, tmp_path):
     gone = tmp_path / "project/data/artifacts"
     gone.mkdir(parents=True)
     client.create_experiment("e", artifact_location=gone.as_uri())
-    store, _ = connected(mlruns)
-    run_id = store.create_run(SPEC)
-    store.log_text(run_id, "1", "old.txt")
+    *_, run_id = connected_with_run(mlruns)
     (tmp_path / "project").rename(tmp_path / "moved")
     store, _ = connected(mlruns)
     (tmp_path / "file.txt").write_text("3")

@@ -80,17 +80,15 @@ def test_rows_of_the_journal_are_those_that_count():
     assert read_rows(ops) == [(1, 1, {"a": 1.0}), (2, 2, {"left/a": 0.0}), (2, 12, {"a": 2.5})]
 
 
-def test_rows_that_are_older_than_what_the_server_has_leave_nothing_behind():
-    points = [Point(LOSS, 9.0, 5000, 2)]
-    repeats = ServerRepeats(None, {LOSS: 2}, lambda name: points, {})
-    assert repeats.new_rows((2, 1000, {LOSS: 2.0})) == []
-    assert repeats.new_rows((3, 1001, {LOSS: 3.0})) == [(3, 1001, {LOSS: 3.0})]
-    assert repeats.left is None
+OLDER = [Point(LOSS, 9.0, 5000, 2)]  # rows come that are older than what the server has
+LEFT = [Point(LOSS, 9.0, 1300, 2), Point(LOSS, 9.0, 1301, 3), Point(LOSS, 2.0, 1450, 2)]
 
 
-def test_what_was_left_behind_before_does_not_come_again():
-    points = [Point(LOSS, 9.0, 1300, 2), Point(LOSS, 9.0, 1301, 3), Point(LOSS, 2.0, 1450, 2)]
-    repeats = ServerRepeats(RESUMED, {LOSS: 3}, lambda name: points, left_tag([LeftBehind(2, 1400)]))
+@pytest.mark.parametrize(
+    ("since", "had", "tags"), [(None, OLDER, {}), (RESUMED, LEFT, left_tag([LeftBehind(2, 1400)]))], ids=["old", "left"]
+)
+def test_older_rows_and_what_was_left_behind_before_leave_nothing_behind_again(since, had, tags):
+    repeats = ServerRepeats(since, {LOSS: max(point.step for point in had)}, lambda name: had, tags)
     assert repeats.new_rows((2, 2000, {LOSS: 2.0})) == []
     assert repeats.new_rows((3, 2001, {LOSS: 3.0})) == [(3, 2001, {LOSS: 3.0})]
-    assert repeats.left is None  # a second time
+    assert repeats.left is None

@@ -59,13 +59,14 @@ def make(tmp_path, store, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     made = []
 
-    def make(*ops, **options):
+    def make(*ops, arrives=False, **options):
         options = {"interval_s": 0.01, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0, **options}
         journal = Journal.create(tmp_path / "spool", header(f"abc{len(made)}", owns=True))
         run = OpenRun(journal, Location("the store"), **options)
         made.append(run)
         for op in ops:
             run.append(op)
+        assert not arrives or drain(run)
         return run
 
     yield make
@@ -76,8 +77,7 @@ def make(tmp_path, store, monkeypatch, caplog):
 
 
 def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path):
-    run = make(*map(row, range(50)))
-    assert drain(run)
+    run = make(*map(row, range(50)), arrives=True)
     assert values(store.run, "a") == [(step, float(step)) for step in range(50)]
     assert run.journal.folder.exists()
     run.end("FINISHED", 2)
@@ -103,8 +103,7 @@ def test_rows_that_come_without_a_pause_are_sent_once_an_interval(make, store):
 
 
 def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
-    run = make(row(0))
-    assert drain(run)
+    run = make(row(0), arrives=True)
     for outage in range(2):
         store.down, tried = True, store.calls.count("log_points")
         run.append(row(2 * outage + 1))
@@ -206,8 +205,7 @@ def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(make, st
 
 
 def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_once(make, store, monkeypatch, caplog):
-    run = make()
-    assert drain(run)
+    run = make(arrives=True)
     good = store.log_points
     monkeypatch.setattr(store, "log_points", lambda *_: 1 / 0)
     run.append(row(1))
@@ -229,8 +227,7 @@ def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_
 
 
 def test_what_a_full_disk_refuses_goes_past_it(make, store):
-    run = make()
-    assert drain(run)
+    run = make(arrives=True)
     run.journal._write = lambda line: False
     for step in range(3):
         run.append(row(step))
@@ -242,8 +239,7 @@ def test_what_a_full_disk_refuses_goes_past_it(make, store):
 
 
 def test_what_neither_takes_is_lost_and_told_and_the_end_is_known(make, store, caplog):
-    run = make(row(0))
-    assert drain(run)
+    run = make(row(0), arrives=True)
     store.down = True
     run.append(row(1))
     wait_for(lambda: run.journal.ack.outage)
@@ -264,8 +260,7 @@ def test_two_runs_are_sent_at_once_where_one_store_hangs(make, store, monkeypatc
     monkeypatch.setattr(shipper, "MLflowStore", lambda location, **options: next(stores))
     first = make()
     assert slow.entered.wait(5)
-    second = make(row(1))
-    assert drain(second)
+    make(row(1), arrives=True)
     slow.hang.set()
     assert drain(first)
 

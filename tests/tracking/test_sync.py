@@ -41,7 +41,9 @@ def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/journal.jsonl").touch()  # killed before the header was written
     with FolderLock(tmp_path / "one"):
-        assert sync(tmp_path).num_busy == 1
+        busy = sync(tmp_path)
+        assert (busy.num_busy, busy.num_sent) == (1, 0)
+        assert "in use by this process" in busy.spools[0].message
     report = sync(tmp_path)
     assert (report.num_failed, report.num_sent) == (0, 1)
     assert "nothing was logged" in str(report)

@@ -67,11 +67,8 @@ def test_the_link_leads_to_the_experiment_of_our_newest_run_and_its_view(run_in,
     )
     state, names = sections(mlflow_client.get_experiment(number).tags[VIEW_TAG])
     charts = [chart["metricKey"] for chart in state["compareRunCharts"]]
-    assert (charts[0], charts[2], charts[-1]) == (
-        "eval/returns/mean",
-        "episodes/returns/mean",
-        "eval/long pole/returns/mean",
-    )
+    expected = ("eval/returns/mean", "episodes/returns/mean", "eval/long pole/returns/mean")
+    assert (charts[0], charts[2], charts[-1]) == expected
     shown = ["mean returns", "Model metrics", "success", "losses", "eval/returns", "eval/long pole/returns"]
     assert names == [*shown, "profiling", "env", "algorithm"]
     assert [section["display"] for section in state["compareRunSections"]] == [True] * 6 + [False] * 3
@@ -128,12 +125,8 @@ def test_sections_of_constants_and_of_results_are_folded_and_no_constant_is_a_ch
     link()
     state, names = sections(mlflow_client.get_experiment(number).tags[VIEW_TAG])
     display = dict(zip(names, [section["display"] for section in state["compareRunSections"]], strict=True))
-    assert [name for name, shown in display.items() if shown] == [
-        "mean returns",
-        "losses",
-        "episodes/lengths",
-        "rewards",
-    ]
+    expected = ["mean returns", "losses", "episodes/lengths", "rewards"]
+    assert [name for name, shown in display.items() if shown] == expected
     folded = ["eval/rewards", "returns", "final/eval/returns", "best/eval/returns"]
     assert names[4:] == folded  # at the end
     assert "returns/mean" not in [chart["metricKey"] for chart in state["compareRunCharts"]]
