@@ -485,10 +485,8 @@ def test_what_users_give_becomes_a_list():
     plateau = Plateau(X)
     assert as_conditions(None) == []
     assert as_conditions(plateau) == [plateau]
-    assert [type(part).__name__ for part in as_conditions((plateau, lambda stats: False))] == [
-        "Plateau",
-        "FromCallable",
-    ]
+    expected = ["Plateau", "FromCallable"]
+    assert [type(part).__name__ for part in as_conditions((plateau, lambda stats: False))] == expected
     with pytest.raises(TypeError, match="a list of conditions; got 5"):
         as_conditions(5)
     for texts in ("x >= 5", ["x >= 5"]):

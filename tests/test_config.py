@@ -62,10 +62,8 @@ def test_the_same_run_in_every_format(tmp_path, name, text):
     path = write(tmp_path, name, text)
     assert load_run_file(path) == RUN
     run = RunSpec.from_file(path)
-    assert [repr(condition) for condition in run.run.conditions()] == [
-        "Plateau('returns/mean', patience=10, rtol=0.001)",
-        "WallTime('10m')",
-    ]
+    expected = ["Plateau('returns/mean', patience=10, rtol=0.001)", "WallTime('10m')"]
+    assert [repr(condition) for condition in run.run.conditions()] == expected
     config = run.algorithm.make_config()
     assert (config.num_envs, config.lr, config.model_config) == (64, 3e-4, {"hidden": [64, 64]})
     assert RunSpec.from_plain(run.to_plain()) == run

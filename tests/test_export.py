@@ -57,14 +57,11 @@ def algorithms_policies():
     yield "TD3", TD3Config(num_envs=4, device="cpu", buffer_size=64)
 
 
-def session_of(path):
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
 def test_onnx_runtime_decides_as_the_policy_for_any_number_of_observations(tmp_path):
     """What a user would do with the file, without rl8x."""
     policy = policy_of("lstm", "dict")
-    session = session_of(export_policy(policy, tmp_path / "pilot.onnx").path)
+    path = export_policy(policy, tmp_path / "pilot.onnx").path
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["rl8x"])
     assert about["inputs"] == {
         "obs/lane": "int64 [batch]",

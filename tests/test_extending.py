@@ -7,11 +7,10 @@ import itertools
 import sys
 
 import pytest
-import torch
 
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
-from rl8x.replay.dataset import Dataset
+from rl8x.replay.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -310,21 +309,6 @@ class Kept(MemoryTracker):
     """A tracker of one's own."""
 
 
-def recorded(env_class):
-    """Transitions of random actions, as tensors."""
-    env, rows = env_class(4, seed=1), []
-    obs, _ = env.reset()
-    for _ in range(20):
-        actions = torch.randint(2, (4,))
-        following, rewards, terminated, truncated, info = env.step(actions)
-        row = {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": info["final_obs"]}
-        rows.append(row | {"terminated": terminated, "truncated": truncated})
-        obs = following
-    tensors = {name: torch.stack([row[name].clone() for row in rows], 1).flatten(0, 1) for name in rows[0]}
-    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
-    return Dataset.from_tensors(tensors, gaps="truncate", **spaces)
-
-
 CLIMB = {"num_envs": 6, "horizon": 5, "sigma": 0.5}
 LEAST = {"num_envs": 6, "horizon": 5, "warmup_steps": 10, "batch_size": 8}
 ALGORITHMS = [
@@ -339,7 +323,7 @@ ALGORITHMS = [
 def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path, path, options, offline):
     env, config_class = (found(package, monkeypatch, each) for each in ("env.Corridor", path))
     if offline:
-        recorded(env).save(tmp_path / "data")
+        record(None, env(4, seed=1), 80).dataset.save(tmp_path / "data")
 
     def begin(folder):
         config = config_class(device="cpu", seed=1, **options)

@@ -116,10 +116,8 @@ def test_a_dry_run_prints_no_password_and_its_file_asks_for_it(work, monkeypatch
     assert main(["train", "CartPole", *SMALL, "--max-steps", "1", "--tracking-uri", uri, "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert "ssw0rd" not in printed.out + printed.err
-    assert (
-        printed.err
-        == "rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in\n"
-    )
+    expected = "rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in\n"
+    assert printed.err == expected
     Path("run.yaml").write_text(printed.out)
     assert load_run_file("run.yaml")["tracking_uri"] == "http://me:***@127.0.0.1:1"
     monkeypatch.setattr("rl8x.tracking.secrets._given", {})  # another process

@@ -12,14 +12,8 @@ from rl8x.config.files import unwritable_in
 from rl8x.envs import CartPole
 from rl8x.models import MLPModel
 
-SMALL = {
-    "num_envs": 2,
-    "horizon": 4,
-    "device": "cpu",
-    "execution": "eager",
-    "model_config": {"hidden_sizes": [4]},
-    "sgd_minibatch_size": 8,
-}
+SMALL = {"num_envs": 2, "horizon": 4, "device": "cpu", "execution": "eager", "sgd_minibatch_size": 8}
+SMALL |= {"model_config": {"hidden_sizes": [4]}}
 PLAIN = {"env": "CartPole", "algorithm_config": SMALL, "steps_per_eval": 2, "eval_env": False, "max_steps": 3}
 SPEC = RunSpec.from_plain({**PLAIN, "progress": "none"})
 

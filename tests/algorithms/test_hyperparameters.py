@@ -10,9 +10,9 @@ import functools
 import json
 import math
 import re
-import threading
 import types
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Optional
 
 import gymnasium
@@ -345,9 +345,6 @@ def test_threads_draw_none_of_each_others_numbers():
     for seed in range(4):
         draw(seed)
     expected, drawn = drawn, {}
-    threads = [threading.Thread(target=draw, args=(seed,)) for seed in expected]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(draw, expected)] == [None] * 4
     assert all(torch.equal(drawn[seed], numbers) for seed, numbers in expected.items())

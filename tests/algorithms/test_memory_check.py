@@ -195,9 +195,8 @@ def test_the_limits_of_control_groups(tmp_path):
     ],
 )
 def test_networks_that_do_not_fit_are_refused_in_one_line(made, size, options):
-    with pytest.raises(
-        ValueError, match=rf"^\w+ does not fit .*{size}.* Lower the sizes given, in `model_conf.*{options}"
-    ):
+    says = rf"^\w+ does not fit .*{size}.* Lower the sizes given, in `model_conf.*{options}"
+    with pytest.raises(ValueError, match=says):
         made()
 
 

@@ -28,10 +28,6 @@ def switches():
     return Dataset(actions, observation_space=env.single_observation_space, action_space=MultiBinary(1))
 
 
-def one_copy():
-    return gymnasium.make("CartPole-v1")
-
-
 def ppo(env=CartPole, **options):
     return PPOConfig.rl8(**SMALL | options).build(env)
 
@@ -143,7 +139,9 @@ WRONG_KINDS = {
     r"it made TimeLimit\. Let GymnasiumEnv make the copies": lambda: ppo(
         lambda *_, **__: gymnasium.make("CartPole-v1")
     ),
-    r"'CartPole-v1' is one copy .*Pass its id, or functools\.partial.*GymnasiumEnv": lambda: ppo(one_copy()),
+    r"'CartPole-v1' is one copy .*Pass its id, or functools\.partial.*GymnasiumEnv": lambda: ppo(
+        gymnasium.make("CartPole-v1")
+    ),
     r"\(time_limit\) need a class or a name": lambda: PPOConfig.rl8(**SMALL).build(CartPole(8), time_limit=3),
 }
 

@@ -83,11 +83,6 @@ def lowers(trainer, stats):
         trainer.algorithm.set_lr(1e-4)
 
 
-def trained(callbacks, **options):
-    tracker = MemoryTracker()
-    return Trainer(build("ppo", lr=1e-3), tracker=tracker, eval_env=False, callbacks=callbacks, **options)
-
-
 @pytest.mark.parametrize(
     ("overrides", "rate"),
     [
@@ -99,7 +94,8 @@ def trained(callbacks, **options):
     ],
 )
 def test_a_resume_with_another_rate_forgets_it(overrides, rate, tmp_path):
-    trained([lowers], checkpoints=tmp_path).run(max_steps=3, progress="none")
+    options = {"eval_env": False, "callbacks": [lowers], "checkpoints": tmp_path}
+    Trainer(build("ppo", lr=1e-3), tracker=MemoryTracker(), **options).run(max_steps=3, progress="none")
     resumed = Trainer.resume(tmp_path, tracker=MemoryTracker(), overrides=overrides, callbacks=[lowers])
     assert resumed.run(max_steps=4, progress="none")[LR] == rate
     again = Trainer.resume(tmp_path, tracker=MemoryTracker(), callbacks=[lowers])  # the checkpoint of that

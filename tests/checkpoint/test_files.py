@@ -130,12 +130,8 @@ def test_a_rank_has_rank_0s_tensors_and_its_own(tmp_path):
     state = read(manager.end()).state
     assert (num_ranks(state), of_rank(state["trainer"], state["ranks"], 0)) == (2, first)
     own = of_rank(state["trainer"], state["ranks"], 1)
-    assert (float(own["w"]), int(own["g"]), own["n"][0], own["n"][1][0].content()["x"].tolist()) == (
-        0.5,
-        2,
-        1,
-        [0, 1, 2],
-    )
+    expected = (0.5, 2, 1, [0, 1, 2])
+    assert (float(own["w"]), int(own["g"]), own["n"][0], own["n"][1][0].content()["x"].tolist()) == expected
     with pytest.raises(CheckpointError, match="its state of rank 1 is damaged"):
         of_rank({"g": torch.tensor(1)}, state["ranks"], 1)
 
@@ -276,10 +272,13 @@ def test_newer_and_foreign_checkpoints_are_refused(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("name", [files.DESCRIPTION, files.STATE, files.SUMS])
+@pytest.mark.parametrize("name", [files.DESCRIPTION, files.STATE, files.SUMS, "a-0-1.segment.pt", "b-0-1.segment.pt"])
 def test_a_missing_file_is_named(tmp_path, name):
-    path = put(tmp_path)
-    (path / name).unlink()
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    if name.startswith("b-"):  # which the state names, and never was there
+        torch.save({"parts": [b"b-0-1"]}, path / files.STATE)
+        signed(path)
+    (path / name).unlink(missing_ok=True)
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         read(path)
 
@@ -438,9 +437,7 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
     journal.acknowledge(journal.end)
     journal.close()
     assert find_unfinished(config, folder.parent) is None
-    (folder / "lock").write_text(
-        "12345"
-    )  # of a process that did not give it back: it was killed before it told its end
+    (folder / "lock").write_text("12345")  # of a process that was killed before it told its end
     assert find_unfinished(config, folder.parent) == folder
     with FolderLock(folder):
         assert find_unfinished(config, folder.parent) is None
@@ -531,31 +528,24 @@ def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
     seen = [manager.improved({"m": value}, frozenset({"m"}), steps) for steps, value in enumerate(values)]
     assert seen == [bool(better) for better in improves]
     assert not manager.improved({"m": 99.0 if mode == "max" else -99.0}, frozenset(), 9)
-    assert manager.best == {
-        "metric": "m",
-        "mode": mode,
-        "value": 3.0 if mode == "max" else 1.0,
-        "steps": 3 if mode == "max" else 2,
-    }
+    expected = {"metric": "m", "mode": mode, "value": 3.0 if mode == "max" else 1.0, "steps": 3 if mode == "max" else 2}
+    assert manager.best == expected
     manager.end()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"keep": 0},
-        {"every_steps": 0},
-        {"every_steps": 1.5},
-        {"every_minutes": -1},
-        {"mode": "most"},
-        {"directory": "a\0b"},
-        {"directory": ""},
-        {"directory": " "},
-    ],
-)
-def test_options_are_checked(options):
-    with pytest.raises((TypeError, ValueError), match=f"`{next(iter(options))}` must be"):
-        Checkpoints(**options)
+ILLEGAL = {
+    "keep": [0],
+    "every_steps": [0, 1.5],
+    "every_minutes": [-1],
+    "mode": ["most"],
+    "directory": ["a\0b", "", " "],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ILLEGAL.items() for value in values])
+def test_options_are_checked(name, value):
+    with pytest.raises((TypeError, ValueError), match=f"`{name}` must be"):
+        Checkpoints(**{name: value})
 
 
 # -- building again
@@ -611,15 +601,3 @@ def test_a_file_cannot_have_anything_else_called(path):
     if path != "rl8x.PPOConfig":
         with pytest.raises(CheckpointError, match=r"must name a subclass of .*AlgorithmConfig|would import the module"):
             build_algorithm(named, resolved, {})
-
-
-def test_a_segment_that_is_missing_is_named(tmp_path):
-    path = with_segment(tmp_path, {"x": torch.arange(3)})
-    torch.save({"parts": [b"b-0-1"]}, path / files.STATE)
-    signed(path)
-    with pytest.raises(CheckpointError, match=r"b-0-1.segment.pt is missing"):
-        read(path)
-    path = with_segment(tmp_path, {"x": torch.arange(3)})
-    (path / "a-0-1.segment.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"a-0-1.segment.pt is missing"):
-        read(path)

@@ -26,27 +26,9 @@ from rl8x.tracking import find_run
 
 WORDS = ["--num-envs", "4", "--horizon", "8", "--device", "cpu", "--seed", "1", "--max-steps", "1"]
 WORDS += ["algorithm_config.model_config.hidden_sizes=[8]", "--execution", "eager"]
-NAMES = [
-    "ppo/seed0",
-    "/ppo/seed0",
-    "ppo//seed0/",
-    "../seed0",
-    "..",
-    ".hidden",
-    "a folder",
-    "a folder/of mine",
-    "mlruns",
-    "it's",
-    'say "hi"',
-    """both ' and \"""",
-    "end\\",
-    "100%_x%20y",
-    "Łódź/√2",
-    "lr=0.1",
-    "0123456789abcdef0123456789abcdef",
-    "run.safetensors",
-    "x" * 300,
-]
+NAMES = ["ppo/seed0", "/ppo/seed0", "ppo//seed0/", "../seed0", "..", ".hidden", "a folder", "a folder/of mine"]
+NAMES += ["mlruns", "it's", 'say "hi"', """both ' and \"""", "end\\", "100%_x%20y", "Łódź/√2", "lr=0.1"]
+NAMES += ["0123456789abcdef0123456789abcdef", "run.safetensors", "x" * 300]
 
 
 @pytest.fixture
@@ -174,9 +156,8 @@ def test_an_algorithm_that_acts_needs_no_environment(name, tmp_path):
     assert loaded.policy.to_bytes() == trained.policy.to_bytes()
     assert loaded.state_reset_every == trained.state_reset_every
     if trained.env is not None:
-        with pytest.raises(
-            RuntimeError, match=r"without its environment: the environment .*\. Give load_algorithm `env`"
-        ):
+        says = r"without its environment: the environment .*\. Give load_algorithm `env`"
+        with pytest.raises(RuntimeError, match=says):
             loaded.env.reset()
         again = load_algorithm(tmp_path, env=trained.env_factory or trained.env)
         assert type(again.env) is type(trained.env)

@@ -157,15 +157,12 @@ SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "execution": "
 ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux tells where a folder was moved to")
 
 
-def at_step(step, act):
-    return lambda trainer, stats: act(trainer) if stats[keys.STEPS] == step else None
-
-
 def trained(checkpoints, act, tracker=None):
     """Train six steps, at the third of which somebody acts, while the checkpoint of the second may be being written."""
     config = PPOConfig(**SMALL, model_config={"hidden_sizes": [8]})
     tracker = tracker or NullTracker()
-    trainer = Trainer(config.build(CartPole), callbacks=[at_step(3, act)], checkpoints=checkpoints, tracker=tracker)
+    acts = [lambda trainer, stats: act(trainer) if stats[keys.STEPS] == 3 else None]
+    trainer = Trainer(config.build(CartPole), callbacks=acts, checkpoints=checkpoints, tracker=tracker)
     trainer.run(max_steps=6, progress="none")
     return trainer
 

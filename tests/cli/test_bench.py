@@ -98,16 +98,8 @@ def test_what_is_timed_of_a_replay_comes_after_its_warm_up(
         return stats
 
     monkeypatch.setattr(bench.Trainer, "step", counted)
-    words = [
-        "CartPole",
-        "algorithm=dqn",
-        "warmup_steps=100",
-        f"{updates_per_sample=}",
-        *BRIEF,
-        "--json",
-        str(tmp_path / "bench.json"),
-    ]
-    assert main(["bench", *words]) == 0
+    words = ["CartPole", "algorithm=dqn", "warmup_steps=100", f"{updates_per_sample=}", *BRIEF]
+    assert main(["bench", *words, "--json", str(tmp_path / "bench.json")]) == 0
     (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert made == [0] * 7 + updates
     assert (row["iterations"], row["transitions"]) == (2, transitions)

@@ -74,12 +74,8 @@ def test_runs_are_compared(mlruns, capsys, monkeypatch):
     assert main(["compare", "run-0", "run-1", "--group-by", "lr"]) == 0
     text = capsys.readouterr().out
     rows = [line.split() for line in text.splitlines()[:5]]  # runs as columns, as rows would be too wide
-    assert rows[:4] == [
-        ["run", "run-0", "run-1"],
-        ["lr", "0.1", "0.2"],
-        ["status"] + ["running"] * 2,
-        ["steps", "2", "2"],
-    ]
+    expected = [["run", "run-0", "run-1"], ["lr", "0.1", "0.2"], ["status"] + ["running"] * 2, ["steps", "2", "2"]]
+    assert rows[:4] == expected
     assert rows[4] == ["eval/returns/mean", "2", "7"]
     assert "gamma" not in text
     table, _, _ = text.rpartition("\n\n")

@@ -32,12 +32,8 @@ def test_a_study_runs_and_says_what_came_out(file, capsys):
     assert [line.split()[:2] for line in lines[1:3]] == [["fixed", "1"], ["wide", "1"]]
     assert lines[3] == f"to look at it: rl8x report {file.parent / 'mlruns' / 'studies' / 'tiny'}"
     said = [line for line in err.splitlines() if line.startswith("rl8x: ")]
-    assert [line.split(":")[1].strip() for line in said] == [
-        "fixed seed=3",
-        "fixed seed=3",
-        "wide seed=3",
-        "wide seed=3",
-    ]
+    expected = ["fixed seed=3", "fixed seed=3", "wide seed=3", "wide seed=3"]
+    assert [line.split(":")[1].strip() for line in said] == expected
     assert "(2/2)" in said[-1]
     assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
     again, err = capsys.readouterr()

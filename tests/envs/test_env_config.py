@@ -36,10 +36,8 @@ def test_a_value_and_its_plain_form_are_the_same(value):
 
 
 def test_arrays_are_numbers_and_what_is_no_distribution_is_told():
-    assert parsed({"length": torch.tensor([0.25, 0.5]), "gravity": torch.tensor(9.0)}) == {
-        "length": (0.25, 0.5),
-        "gravity": 9.0,
-    }
+    expected = {"length": (0.25, 0.5), "gravity": 9.0}
+    assert parsed({"length": torch.tensor([0.25, 0.5]), "gravity": torch.tensor(9.0)}) == expected
     with pytest.raises(ValueError, match=r"env_config\['length'\] unknown distribution .unifrom"):
         parsed({"length": {"unifrom": [0.0, 1.0]}})
 

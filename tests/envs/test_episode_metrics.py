@@ -158,11 +158,8 @@ def test_masks_at_all_levels_count_together():
     reported = {"log": log, "_log": some, "deep": {"log": log}, "_deep": "no mask", "log/y": 4.0, "_log/y": some}
     figures = EpisodeMetrics(["log/x", "deep/log/x", "log/y"])
     values = figures.values(figures.update({}, reported, None, ALL))
-    assert {name: value.nan_to_num(-1).tolist() for name, value in values.items()} == {
-        "log/x": [1, -1, -1],
-        "deep/log/x": [1, -1, 3],
-        "log/y": [4, 4, -1],
-    }
+    expected = {"log/x": [1, -1, -1], "deep/log/x": [1, -1, 3], "log/y": [4, 4, -1]}
+    assert {name: value.nan_to_num(-1).tolist() for name, value in values.items()} == expected
     info = {"final_info": {"x": torch.tensor([1.0, 2.0, 3.0])}, "_final_info": some}
     values = EpisodeMetrics("x").update({}, info, ALL, ALL)["x"]["value"]
     assert values.nan_to_num(-1).tolist() == [1, 2, -1]

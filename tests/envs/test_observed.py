@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.test_policy import SMALL
 from torch import Tensor
 
 from rl8x.algorithms import BCConfig, PPOConfig, SACConfig, TD3Config
@@ -36,12 +37,6 @@ from rl8x.replay.recording import record
 from rl8x.spaces import critic_only, space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
-SMALL = {
-    "mlp": {"hidden_sizes": [8]},
-    "gru": {"hidden_size": 4},
-    "lstm": {"hidden_size": 4},
-    "attention": {"width": 4, "num_heads": 2, "window": 3},
-}
 DRAWN = {"length": Uniform(0.2, 1.0), "gravity": LogUniform(4.0, 20.0)}
 
 

@@ -28,14 +28,8 @@ def needs(package):
 
 def train(env, **options):
     """Train two steps on an environment, and return the last statistics."""
-    small = {
-        "num_envs": env.num_copies,
-        "horizon": 8,
-        "seed": 0,
-        "device": "cpu",
-        "model_config": {"hidden_sizes": [8]},
-    }
-    algorithm = PPOConfig(**(small | options)).build(env)
+    small = {"horizon": 8, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    algorithm = PPOConfig(num_envs=env.num_copies, **(small | options)).build(env)
     for _ in range(2):
         stats = dict(algorithm.collect()) | dict(algorithm.step())
     assert all(np.isfinite(value) for value in stats.values())

@@ -29,15 +29,7 @@ ROWS = 24  # of the small run, and as many steps
 SMALL = {"num_envs": 4, "horizon": 4, "num_sgd_iters": 1, "seed": 1, "device": "cpu", "num_threads": 1}
 RUN: dict[str, Any] = {
     "env": "CartPole",
-    "algorithm_config": {
-        "num_envs": 4,
-        "horizon": 4,
-        "num_sgd_iters": 1,
-        "seed": 1,
-        "device": "cpu",
-        "num_threads": 1,
-        "model_config": {"hidden_sizes": [8]},
-    },
+    "algorithm_config": {**SMALL, "model_config": {"hidden_sizes": [8]}},
     "max_steps": ROWS,
     "steps_per_eval": 10,
     "num_eval_envs": 2,

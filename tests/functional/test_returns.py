@@ -43,13 +43,8 @@ def test_equals_the_definition(rows, last, gamma, gae_lambda):
     unread = [end or not cut for end, cut in zip(terminated, truncated, strict=True)]
     finals = [math.nan if never else final for never, final in zip(unread, finals, strict=True)]
     expected = oracle(rewards, values, finals, terminated, truncated, gamma, gae_lambda)
-    inputs = (
-        column(rewards),
-        column(values),
-        column(finals),
-        column(terminated, torch.bool),
-        column(truncated, torch.bool),
-    )
+    inputs = [column(numbers) for numbers in (rewards, values, finals)]
+    inputs += [column(flags, torch.bool) for flags in (terminated, truncated)]
     before = [tensor.clone() for tensor in inputs]
     advantages, returns = generalized_advantages(*inputs, gamma=gamma, gae_lambda=gae_lambda)
     assert advantages.squeeze(1).tolist() == pytest.approx(expected, abs=1e-9)

@@ -22,13 +22,8 @@ from rl8x.nn import MLP, linear
 
 
 def test_layers_and_activations_in_order():
-    assert [type(layer) for layer in MLP([3, 4, 5, 2], activation="tanh")] == [
-        nn.Linear,
-        nn.Tanh,
-        nn.Linear,
-        nn.Tanh,
-        nn.Linear,
-    ]
+    expected = [nn.Linear, nn.Tanh, nn.Linear, nn.Tanh, nn.Linear]
+    assert [type(layer) for layer in MLP([3, 4, 5, 2], activation="tanh")] == expected
     assert [type(layer) for layer in MLP([3, 4], activate_last=True)] == [nn.Linear, nn.ReLU]
     assert list(MLP([3])) == []
 

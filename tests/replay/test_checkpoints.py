@@ -8,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.checkpoint.legal import metadata
+from tests.checkpoint.test_files import opened
 
-from rl8x.checkpoint import CheckpointError, Checkpoints, listed, read
-from rl8x.checkpoint.manager import CheckpointManager
+from rl8x.checkpoint import CheckpointError, listed, read
 from rl8x.checkpoint.tree import clone, copied, segments_in, tensors_in
 from rl8x.replay import ring as segmentation
 from rl8x.replay.ring import Replay
-from rl8x.tracking import NullTracker
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +42,6 @@ def same_rings(left, right):
         and set(one.keys()) == set(other.keys())
         and all(torch.equal(one[name], other[name]) for name in one.keys())  # noqa: SIM118
     )
-
-
-def opened(directory, **options):
-    manager = CheckpointManager(Checkpoints(directory, **options), NullTracker())
-    manager.key = "k"
-    manager.take()
-    return manager
 
 
 def save(manager, replay, steps=1):

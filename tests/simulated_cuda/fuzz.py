@@ -27,17 +27,8 @@ def main(minutes: str) -> int:
         library = Path(folder) / "device.so"
         build(library)
         options = {"LD_PRELOAD": str(library), "RL8X_FUZZ_MINUTES": minutes, "RL8X_FUZZ_DEVICE": "cuda"}
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "tests.simulated_cuda.fuzz",
-            "tests/combinations",
-            "-s",
-            "-k",
-            "0",
-        ]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.simulated_cuda.fuzz"]
+        command += ["tests/combinations", "-s", "-k", "0"]
         return subprocess.run(command, env=os.environ | options).returncode
 
 

@@ -76,9 +76,8 @@ def test_workers_end_with_a_killed_driver(tmp_path):
 def test_back_ends_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for backend, package in (("dask", "distributed"), ("ray", "ray")):
-        with pytest.raises(
-            ValueError, match=rf"needs {package}, which is not installed: pip install 'rl8x\[{backend}\]'"
-        ):
+        says = rf"needs {package}, which is not installed: pip install 'rl8x\[{backend}\]'"
+        with pytest.raises(ValueError, match=says):
             check_backend(backend, None)
 
 

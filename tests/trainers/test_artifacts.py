@@ -250,13 +250,7 @@ def test_a_killed_run_has_models_too_and_a_failed_one_has_none():
 
 
 def test_metrics_that_say_how_good_a_policy_is():
-    row = {
-        METRIC: 1.0,
-        "eval/windy/returns/mean": 2.0,
-        "returns/max": 3.0,
-        "returns/mean": float("nan"),
-        "losses/vf": 4,
-    }
+    row = {METRIC: 1.0, "eval/windy/returns/mean": 2.0, "returns/max": 3.0, "returns/mean": np.nan, "losses/vf": 4}
     latest, counters = {"row": row, "eval_row": {METRIC: 0.5}, "evaluated_at": 3}, {"algorithm/steps": 3}
     assert model_metrics(latest, counters) == {METRIC: 0.5, "eval/windy/returns/mean": 2.0}
     assert model_metrics(latest, counters, "losses/vf") == {METRIC: 0.5, "eval/windy/returns/mean": 2.0, "losses/vf": 4}

@@ -105,9 +105,8 @@ def test_returning_false_does_not_end_the_run_and_a_line_says_what_does(false):
         return false
 
     trainer = make(callback)
-    with pytest.warns(
-        RuntimeWarning, match=r"callback returned False, which does not end .*trainer\.stop\('why'\)"
-    ) as told:
+    says = r"callback returned False, which does not end .*trainer\.stop\('why'\)"
+    with pytest.warns(RuntimeWarning, match=says) as told:
         assert run(trainer, max_steps=2)[keys.STEPS] == 2
     assert {(warning.filename, warning.lineno) for warning in told} == {
         (told[0].filename, told[0].lineno)

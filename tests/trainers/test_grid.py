@@ -92,10 +92,8 @@ def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
     trainer.close()
     run_id = trainer.tracker.run_id
     folder = "grids/a b/step-00000000"
-    assert [file.path for file in mlflow_client.list_artifacts(run_id, folder)] == [
-        f"{folder}/cells.csv",
-        f"{folder}/returns.png",
-    ]
+    expected = [f"{folder}/cells.csv", f"{folder}/returns.png"]
+    assert [file.path for file in mlflow_client.list_artifacts(run_id, folder)] == expected
     kept = pandas.read_csv(mlflow_client.download_artifacts(run_id, f"{folder}/cells.csv"))
     pandas.testing.assert_frame_equal(kept, frame, check_dtype=False)
     metrics = mlflow_client.get_run(run_id).data.metrics
@@ -263,9 +261,8 @@ def test_a_cell_is_the_same_in_any_batch(trained):
 def test_episodes_that_are_cut_off_are_told_once(trained, monkeypatch):
     monkeypatch.setattr("rl8x.rollouts.episodes.MAX_STEPS", 4)
     evaluator = CellEvaluator(trained, CELLS, episodes=2, copies=4)
-    with pytest.warns(
-        UserWarning, match="12 of 12 test episodes had not ended after 4 steps; they are counted"
-    ) as told:
+    says = "12 of 12 test episodes had not ended after 4 steps; they are counted"
+    with pytest.warns(UserWarning, match=says) as told:
         assert evaluator.evaluate()["lengths"].tolist() == [4.0] * 6
     assert len(told) == 1
 

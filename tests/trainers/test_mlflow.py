@@ -9,14 +9,8 @@ from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
-OPTIONS = {
-    "num_envs": 4,
-    "horizon": 8,
-    "seed": 1,
-    "device": "cpu",
-    "model_config": {"hidden_sizes": [8]},
-    "lr_schedule": [[0, 1e-3], [64, 1e-4]],
-}
+OPTIONS = {"num_envs": 4, "horizon": 8, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+OPTIONS |= {"lr_schedule": [[0, 1e-3], [64, 1e-4]]}
 
 
 def trained(tracker, **options):
@@ -24,10 +18,6 @@ def trained(tracker, **options):
     conditions = [HitsUpperBound("env/steps", 128)]
     trainer.run(steps_per_eval=2, stop_conditions=conditions, env_config={"length": 0.7}, progress="none")
     return trainer
-
-
-def fixed(name):
-    return not name.startswith(("profiling/", "memory/"))
 
 
 def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client):
@@ -45,7 +35,7 @@ def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client)
         history = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
         expected = twin.tracker.history(name)
         assert [step for step, _ in history] == [step for step, _ in expected], name
-        if fixed(name):
+        if not name.startswith(("profiling/", "memory/")):
             assert history == expected, name
     assert run.data.params == {name: str(value) for name, value in twin.tracker.params.items()}
     assert run.data.tags["rl8x.stop_reason"] == trainer.stop_reason
@@ -115,9 +105,6 @@ def test_names_that_mlflow_takes_for_one_stay_apart_also_in_a_run_that_goes_on(m
         "weights.x_0-4": "5",
         "other_": "4",
     }
-    assert {name: value for name, value in data.tags.items() if name.startswith("part")} == {
-        "part_": "b",
-        "part_-2": "a",
-        "part_-3": "c",
-    }
+    expected = {"part_": "b", "part_-2": "a", "part_-3": "c"}
+    assert {name: value for name, value in data.tags.items() if name.startswith("part")} == expected
     assert not [name for name in data.tags if "weights" in name]  # as of a param that has changed

@@ -118,10 +118,8 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
         run(trainer, max_steps=1)
         word = "twice" if trainer.tracker.whereabouts().ack.name_is_free and name == "twice" else trainer.tracker.run_id
         assert f"rl8x resume {word} " in trainer.ending[-1], name
-    assert [run.info.run_name for run in mlflow_client.search_runs(["1"], "attributes.run_name = 'twice'")] == [
-        "twice",
-        "twice",
-    ]
+    expected = ["twice", "twice"]
+    assert [run.info.run_name for run in mlflow_client.search_runs(["1"], "attributes.run_name = 'twice'")] == expected
     assert main([*command(trainer.ending[-1]), "--progress", "none"]) == 0
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 

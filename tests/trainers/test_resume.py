@@ -22,10 +22,11 @@ from rl8x.tracking.runs import RunReader
 from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
 
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
 
 def config(**options):
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "num_sgd_iters": 2}
-    return PPOConfig.rl8(**(small | {"model_config": {"hidden_sizes": [8]}} | options))
+    return PPOConfig.rl8(**(SMALL | {"num_sgd_iters": 2} | options))
 
 
 def make(env=CartPole, *, trainer=None, **options):
@@ -68,20 +69,12 @@ def rows(tracker):
     return timeless
 
 
+COMPILED = {"execution": "compile", "num_threads": 2, "num_envs": 6}
+OTHER_BOUNDS = {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}}
 # What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
 CASES = {
-    "compiled, chunks of two workers": (
-        CartPole,
-        {"execution": "compile", "num_threads": 2, "num_envs": 6},
-        {"eval_env": False},
-        {},
-    ),
-    "never ends, saved after an evaluation under another config": (
-        DiscreteDummy,
-        {},
-        {},
-        {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}},
-    ),
+    "compiled, chunks of two workers": (CartPole, COMPILED, {"eval_env": False}, {}),
+    "never ends, saved after an evaluation under another config": (DiscreteDummy, {}, {}, OTHER_BOUNDS),
 }
 
 
@@ -96,12 +89,8 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatc
     run(straight, stop_conditions=conditions(), **run_options)
 
     tracker = MemoryTracker()
-    checkpoints = Checkpoints(tmp_path / "run", every_steps=5)
-    first = make(
-        env,
-        trainer={**trainer_options, "tracker": tracker, "checkpoints": checkpoints, "callbacks": [killed_at(7)]},
-        **options,
-    )
+    saves = {"tracker": tracker, "checkpoints": Checkpoints(tmp_path / "run", every_steps=5)}
+    first = make(env, trainer={**trainer_options, **saves, "callbacks": [killed_at(7)]}, **options)
     with pytest.raises(Killed):
         run(first, stop_conditions=conditions(), **run_options)
     torch.manual_seed(999)
@@ -228,9 +217,8 @@ def test_overrides_are_recorded(tmp_path):
     ],
 )
 def test_overrides_that_would_mean_another_run_are_refused(overrides, says, tmp_path):
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     kind = {"num_quantiles": 5} if "num_quantiles" in overrides else {"num_atoms": 5}
-    algorithm = DQNConfig(**small, updates_per_sample=0.1, **kind).build(CartPole)
+    algorithm = DQNConfig(**SMALL, updates_per_sample=0.1, **kind).build(CartPole)
     run(Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path), max_steps=1)
     with pytest.raises(CheckpointError, match=says):
         Trainer.resume(tmp_path, overrides=overrides)
@@ -242,9 +230,8 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
     first = make(trainer={"checkpoints": tmp_path})
     run(first, max_steps=2)
     build = lambda **options: config(**options).build(CartPole(4))  # noqa: E731 - an instance: no file can name it
-    with pytest.raises(
-        CheckpointError, match=r"`lr` was 0.001 and is 0.5 .* pass overrides=\{'lr': 0.5\} to change it"
-    ):
+    says = r"`lr` was 0.001 and is 0.5 .* pass overrides=\{'lr': 0.5\} to change it"
+    with pytest.raises(CheckpointError, match=says):
         Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5))
     Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5), overrides={"lr": 0.5})
     trainer = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(), eval_env=False)
@@ -254,9 +241,8 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
 
 
 def test_what_does_not_fit_is_one_line(tmp_path):
-    narrow = {"model_config": {"hidden_sizes": [8]}, "seed": 5, "device": "cpu", "num_envs": 4}
     run(make(trainer={"checkpoints": tmp_path / "ppo"}), max_steps=1)
-    dqn = DQNConfig(horizon=8, **narrow).build(CartPole)
+    dqn = DQNConfig(**SMALL).build(CartPole)
     run(Trainer(dqn, tracker=NullTracker(), checkpoints=tmp_path / "dqn"), max_steps=1)
     sizes = r"the network 'policy' had \[8, 4\] for `\S+` in the run, and has \[16, 4\] here\."
     for folder, name, value, what in (
@@ -522,9 +508,13 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
 def test_run_options_can_be_checked_without_running(tmp_path):
     trainer = make(DiscreteDummy, trainer={"checkpoints": tmp_path / "run"}, horizons_per_env_reset=3)
     trainer.check_run(max_steps=3, steps_per_eval=3)
-    for options in ({"max_steps": 0}, {"steps_per_eval": 4}, {"stop_conditions": [HitsUpperBound("nothing", 1)]}):
-        with pytest.raises(ValueError, match=r"must be|Unknown metric"):
-            trainer.check_run(**options)
+    for option, value in (("max_steps", 0), ("max_steps", 1.5), ("steps_per_eval", 4), ("steps_per_eval", -1)):
+        with pytest.raises((TypeError, ValueError), match=f"`{option}` must be"):
+            trainer.check_run(**{option: value})
+    with pytest.raises(ValueError, match="Unknown metric 'nothing'"):
+        trainer.check_run(stop_conditions=[HitsUpperBound("nothing", 1)])
+    with pytest.raises(ValueError, match="`progress` must be one of"):
+        make().run(max_steps=1, progress="loud")
     with pytest.raises(ValueError, match="Nearest: max_steps"):
         trainer.check_run(max_step=3)
     assert list(tmp_path.iterdir()) == []
@@ -553,8 +543,8 @@ def as_on_cuda(part, name=""):
 @pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
 def test_a_run_of_a_gpu_goes_on_where_there_is_none_with_other_random_numbers(algorithm, tmp_path, monkeypatch):
     replay = {"buffer_size": 100, "batch_size": 8, "warmup_steps": 0} if algorithm is DQNConfig else {}
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "auto", "model_config": {"hidden_sizes": [8]}, **replay}
-    trainer = Trainer(algorithm(**small).build(CartPole), tracker=NullTracker(), checkpoints=tmp_path)
+    built = algorithm(**SMALL | {"device": "auto"}, **replay).build(CartPole)
+    trainer = Trainer(built, tracker=NullTracker(), checkpoints=tmp_path)
     save, state_of = trainer.record.save, torch_generators
     monkeypatch.setattr(trainer.record, "save", lambda state, *rest, **more: save(as_on_cuda(state), *rest, **more))
     monkeypatch.setattr("rl8x.trainers.record.torch_generators", lambda device: {**state_of(device), "cuda": 0})
@@ -654,11 +644,8 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
 
 
 def test_a_device_that_is_torchs_is_saved_as_its_name(tmp_path):
-    first = Trainer(
-        PPOConfig(num_envs=4, horizon=4, device=torch.device("cpu")).build(CartPole),
-        tracker=NullTracker(),
-        checkpoints=tmp_path,
-    )
+    algorithm = PPOConfig(num_envs=4, horizon=4, device=torch.device("cpu")).build(CartPole)
+    first = Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path)
     assert first.algorithm.config == PPOConfig(num_envs=4, horizon=4, device="cpu")
     run(first, max_steps=1)
     trainer = Trainer.resume(tmp_path, overrides={"device": torch.device("cpu", 0)})

@@ -16,6 +16,7 @@ import threading
 import types
 
 import pytest
+from tests.trainers.test_evaluation import build
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -26,7 +27,6 @@ from rl8x.trainers import Trainer
 from rl8x.trainers.rows import MAX_POINTS, Course, ProgressReporter, Results
 
 OPTIONS = {"num_envs": 4, "horizon": 8, "device": "cpu", "seed": 0, "model_config": {"hidden_sizes": [8]}}
-NAMES = ("final", "best", "best_step")
 
 
 def trained(**options):
@@ -39,10 +39,6 @@ def history(client, trainer, name):
     return [(point.step, point.value) for point in client.get_metric_history(trainer.tracker.run_id, name)]
 
 
-def ends(client, trainer, name):
-    return [history(client, trainer, f"{kind}/{name}") for kind in NAMES]
-
-
 def test_the_last_and_the_best_are_logged_once_at_the_end(mlflow_client):
     trainer = trained()
     end = trainer.state["env/steps"]
@@ -50,7 +46,8 @@ def test_the_last_and_the_best_are_logged_once_at_the_end(mlflow_client):
         steps, values = zip(*history(mlflow_client, trainer, name), strict=True)
         assert len(values) > 1
         best = values.index(max(values))
-        assert ends(mlflow_client, trainer, name) == [[(end, values[-1])], [(end, values[best])], [(end, steps[best])]]
+        ends = [history(mlflow_client, trainer, f"{kind}/{name}") for kind in ("final", "best", "best_step")]
+        assert ends == [[(end, values[-1])], [(end, values[best])], [(end, steps[best])]]
 
 
 def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_never_stepped_has_none(mlflow_client):
@@ -221,9 +218,7 @@ def test_one_labelled_return_that_does_not_alternate(capsys, monkeypatch):
 
 
 def make(tracker=None):
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    algorithm = PPOConfig(**small, num_sgd_iters=1).build(CartPole)
-    return Trainer(algorithm, tracker=tracker or NullTracker(), eval_env=False, checkpoints=False)
+    return Trainer(build(), tracker=tracker or NullTracker(), eval_env=False, checkpoints=False)
 
 
 @pytest.mark.parametrize(

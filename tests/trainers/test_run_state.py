@@ -72,12 +72,8 @@ def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_s
             break
     trainer.close()
     assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4]  # two evaluations: one compares with the one before
-    assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == [
-        (False, False),
-        (True, True),
-        (True, False),
-        (True, True),
-    ]
+    expected = [(False, False), (True, True), (True, False), (True, True)]
+    assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == expected
     assert sometimes.reference == max(stats["eval/returns/mean"] for stats in rows[1:])
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.algorithms.ppo.test_ppo import train
 from tests.probes import Steps
 from torch.nn import functional as F
 
@@ -17,13 +18,6 @@ def build(env=Pendulum, **options):
     defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     fields = {**defaults, "normalize_values": True, "vf_clip_param": None, "num_sgd_iters": 1, **options}
     return PPOConfig.rl8(**fields).build(env)
-
-
-def train(algorithm, steps):
-    for _ in range(steps):
-        algorithm.collect()
-        algorithm.step()
-    return algorithm
 
 
 def test_values_are_given_in_the_units_of_the_rewards():
