@@ -540,8 +540,19 @@ def offline_td3(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, An
     return draw(offline(modes)) | draw(on_targets()) | draw(of_critics(atoms=True)) | penalties
 
 
-OF_EACH = [ppo, pqn, distillation, dqn, sac, td3, bc, iql, cql, offline_sac, offline_td3]
-CONFIGS = dict(zip(ALGORITHMS, OF_EACH, strict=True))
+CONFIGS = {
+    "ppo": ppo,
+    "pqn": pqn,
+    "distillation": distillation,
+    "dqn": dqn,
+    "sac": sac,
+    "td3": td3,
+    "bc": bc,
+    "iql": iql,
+    "cql": cql,
+    "offline sac": offline_sac,
+    "offline td3": offline_td3,
+}
 
 
 @st.composite
