@@ -124,3 +124,14 @@ def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_director
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "env: CartPole\n" in done.stdout
+
+
+@pytest.mark.parametrize("function", ["start_early", "end_unused"])
+def test_ctrl_c_before_and_after_a_command_is_one_line(function, started, monkeypatch, tmp_path, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"rl8x.tracking.shipping.{function}", interrupted)
+    assert run(["train", "NoSuchEnv"], monkeypatch) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "rl8x: interrupted"

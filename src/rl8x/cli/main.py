@@ -240,7 +240,7 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         hint = f" Try '{command} --help'." if isinstance(error, click.UsageError) else ""
         report(f"{error.format_message()}{hint}", debug=debug)
         return _MISTAKE
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):  # within a command, before or after it
         say("rl8x: interrupted", err=True)
         return 130
     except OSError as error:  # a full disk, as of `rl8x envs > FILE`; click handles closed pipes
