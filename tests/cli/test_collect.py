@@ -44,6 +44,17 @@ def test_a_data_set_of_a_run_is_learned_from(run, capsys):
     assert Dataset.load("datasets/runs-100").size == 100
 
 
+def test_a_data_set_is_named_after_the_whole_name_or_the_folder(run, mlruns, capsys, monkeypatch):
+    for name in ("a/poles", "b/poles"):
+        words = ["--tracking", "--run-name", name, "--max-steps", "1", "model_config.hidden_sizes=[8]"]
+        assert main(["train", "CartPole", *SMALL, *words, f"checkpoints.directory={name[0]}"]) == 0
+        assert main(["collect", name, "--transitions", "20"]) == 0
+        assert Dataset.load(f"datasets/{name[0]}-poles-20").size == 20
+    monkeypatch.chdir(run)
+    assert main(["collect", ".", "--transitions", "20"]) == 0
+    assert Dataset.load("datasets/runs-20").size == 20
+
+
 def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--random", "--transitions", "60", "--num-envs", "4", "--seed", "3"]

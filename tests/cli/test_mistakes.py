@@ -37,7 +37,7 @@ sync none  ->  there is no folder
 cache list  ->  Got unexpected extra argument (list)
 envs CartPol  ->  no built-in environment 'CartPol'. Did you mean CartPole
 envs rl8x.keys.COUNTERS  ->  An environment is a class
-tuned CartPole sac  ->  no tuned setting of CartPole by sac. There are
+tuned CartPole sac  ->  no tuned setting of CartPole by sac; there are those by ppo, dqn, pqn.
 compare  ->  there are no runs:
 
 train  ->  no environment is named
@@ -79,9 +79,9 @@ train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold ch
 train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file
 train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6
 train CartPoleInfinite --horizons-per-env-reset 2 --steps-per-eval 3  ->  `steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2
-train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah by PPO. Did you mean 'HalfCheetah-v5'? There
+train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah. Did you mean 'HalfCheetah-v5'? There
 train --tuned  ->  --tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are Acrobot (ppo, dqn
-train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it. There are Acrobot (ppo, dqn
+train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it: give one of the two.
 train CartPole --learning-rate 1e-3  ->  No such option '--learning-rate'. It is '--lr' here. Try
 train --env CartPole  ->  No such option '--env'. Here that is what `build` takes; the first word of `rl8x train CartPole-v1`.
 train CartPole --total-timesteps 9  ->  `--stop "env/steps >= N"`. Try

@@ -81,4 +81,8 @@ def test_runs_are_compared(mlruns, capsys, monkeypatch):
     table, _, _ = text.rpartition("\n\n")
     assert max(map(len, table.splitlines())) <= 90
     assert "Written: reports/compare-run-0/compare.html" in text
+    for number, name in enumerate(("a/poles", "b/poles")):  # names, not paths: neither's files take the other's place
+        store.log_points(store.create_run(NewRun(f"s{number}", "poles", None, name, 9)), [Point("x", 1.0, 9, 1)])
+        assert main(["compare", name, "--metric", "x"]) == 0
+        assert f"Written: reports/compare-{name[0]}-poles/compare.html" in capsys.readouterr().out
     assert (mlruns.parent / "reports" / "compare-run-0" / "compare.html").is_file()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import env_maker_of
-from rl8x.cli.errors import Command, FiniteRange, UserError, check_file, check_folder
+from rl8x.cli.errors import Command, FiniteRange, UserError, check_file, check_folder, name_for_files
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env, env_maker, validate
 from rl8x.envs.cells import make_cells
@@ -282,7 +282,7 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
     count = _whole(how.pop("transitions"))
-    target = _new_target(f"{Path(run).name}-{count}", how.pop("output"), how.pop("file_format"))
+    target = _new_target(f"{name_for_files(run)}-{count}", how.pop("output"), how.pop("file_format"))
     acting = _collecting(run, env, is_random=is_random, auto=how.pop("auto"), trust=how.pop("trust"))
     device = "cpu" if acting.policy is None else acting.policy.device
     made = acting.maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])

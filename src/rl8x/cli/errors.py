@@ -98,6 +98,11 @@ def check_folder(folder: Path, option: str) -> None:
         raise UserError(f"nothing can be written to {folder}: {error.strerror}. Give another {option}.") from None
 
 
+def name_for_files(run: str) -> str:
+    """Name what is made of a run: after the last folder of its path, or its whole name, which may have slashes."""
+    return os.path.basename(os.path.abspath(run)) if os.path.exists(run) else run.replace("/", "-")
+
+
 def check_file(file: str, option: str) -> None:
     """Refuse a file that cannot be written, before anything is computed for it; missing folders are no reason."""
     if os.path.isdir(file):  # not Path.is_dir(), which raises at a name that is too long

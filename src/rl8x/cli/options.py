@@ -216,7 +216,7 @@ def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if not parameters.get("tuned"):
         return {} if file is None else renamed(load_run_file(file))
     if file is not None:
-        raise UserError(f"--tuned is a run file itself, so that -f {file} has no place beside it. {listed()}")
+        raise UserError(f"--tuned is a run file itself, so that -f {file} has no place beside it: give one of the two.")
     typed = _typed(parameters)
     env = next((word for word in parameters.get("words") or () if "=" not in word), typed.get("env"))
     if not isinstance(env, str):

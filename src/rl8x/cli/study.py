@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import click
 
-from rl8x.cli.errors import LOST_ROWS, Command, FiniteRange, UserError, check_folder, tracking_uri, users_mistakes
+from rl8x.cli.errors import (
+    LOST_ROWS,
+    Command,
+    FiniteRange,
+    UserError,
+    check_folder,
+    name_for_files,
+    tracking_uri,
+    users_mistakes,
+)
 from rl8x.cli.options import run_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
@@ -216,7 +225,7 @@ def compare(runs: tuple[str, ...], experiment: str | None, output: str | None, *
         check_folder(Path(output), "--output")
     with users_mistakes(OSError):
         comparison = compare_runs(runs, experiment=experiment, **options)
-        folder = output or f"reports/compare-{plain_name(experiment or Path(runs[0]).name)}"
+        folder = output or f"reports/compare-{plain_name(experiment or name_for_files(runs[0]))}"
         comparison.write(folder)
     click.echo(str(comparison))
     click.echo(f"\nWritten: {folder}/{PAGE}, with its tables and figures beside it")

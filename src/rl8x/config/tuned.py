@@ -32,10 +32,11 @@ def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
 def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
     """Return the run file of a setting."""
     files = tuned_files()
-    path = files.get(task, {}).get(plain_name(algorithm))
+    if task not in files:
+        raise ValueError(f"no tuned setting of {task}.{did_you_mean(task, [*files])} {listed()}")
+    path = files[task].get(plain_name(algorithm))
     if path is None:
-        others = [] if task in files else [*files]
-        raise ValueError(f"no tuned setting of {task} by {algorithm}.{did_you_mean(task, others)} {listed()}")
+        raise ValueError(f"no tuned setting of {task} by {algorithm}; there are those by {', '.join(files[task])}.")
     return path
 
 
