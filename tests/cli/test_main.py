@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 
+import click
 import pytest
 
 import rl8x.cli.main as cli
-from rl8x.cli.errors import show_warning
+from rl8x.cli.errors import WholeRange, show_warning
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -124,6 +126,23 @@ def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_director
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "env: CartPole\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("20", 20), ("1e3", 1000), ("2.0", 2), (str(2**63 - 1), 2**63 - 1), ("0", None), ("1.5", None), ("inf", None)],
+)
+def test_options_of_every_command_take_whole_numbers_as_a_run_file_does(text, value):
+    for name in COMMANDS:
+        module = importlib.import_module(COMMANDS[name][0])
+        for each in getattr(module, name).params:
+            if isinstance(each.type, click.IntRange):
+                assert isinstance(each.type, WholeRange), (name, each.name)
+    if value is not None:
+        assert WholeRange(min=1).convert(text, None, None) == value
+        return
+    with pytest.raises(click.BadParameter, match=r"not a whole number|not in the range"):
+        WholeRange(min=1).convert(text, None, None)
 
 
 @pytest.mark.parametrize("function", ["start_early", "end_unused"])

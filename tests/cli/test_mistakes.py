@@ -76,7 +76,7 @@ train rl8x.keys.COUNTERS  ->  An environment is a class, a factory
 train CartPole --tracking --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
 train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db --dry-run  ->  runs cannot be kept in
 train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
-train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file
+train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file or directory): give another folder by checkpoints.directory=FOLDER,
 train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6
 train CartPoleInfinite --horizons-per-env-reset 2 --steps-per-eval 3  ->  `steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2
 train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah. Did you mean 'HalfCheetah-v5'? There
@@ -134,9 +134,9 @@ play runs --grid length=1,2 --copies 3  ->  the same number of copies; got lengt
 play runs --grid length=1,2 'env_config.gravity=[1, 2, 3]'  ->  got length for 2, gravity for 3
 play runs --env Pendulum  ->  the policy was trained for other spaces
 play runs --fps inf  ->  inf
-collect runs --transitions 0  ->  --transitions must be a whole number of at least 1; got '0'
+collect runs --transitions 0  ->  Invalid value for '--transitions': 0 is not in the range x>=1.
 collect runs --transitions 9 --seed 18446744073709551616  ->  18446744073709551616 is not in the range 0<=x<=9223372036854775807
-collect runs --transitions nan  ->  got 'nan'
+collect runs --transitions nan  ->  'nan' is not a whole number.
 collect runs  ->  Missing option '--transitions'
 collect Cartpole --random --transitions 5  ->  Did you mean CartPole
 collect runs --transitions 5 --output ' '  ->  Invalid value for '--output': it is empty.

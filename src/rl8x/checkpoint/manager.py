@@ -353,7 +353,7 @@ class CheckpointManager:
 def _cannot_hold(directory: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
-        "Checkpoints(directory=...), or change to one that can be written"
+        "checkpoints.directory=FOLDER, in a script Checkpoints(directory=...), or change to one that can be written"
     )
 
 

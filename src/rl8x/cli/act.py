@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import env_maker_of
-from rl8x.cli.errors import Command, FiniteRange, UserError, check_file, check_folder, name_for_files
+from rl8x.cli.errors import Command, FiniteRange, UserError, WholeRange, check_file, check_folder, name_for_files
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env, env_maker, validate
 from rl8x.envs.cells import make_cells
@@ -30,7 +30,7 @@ from rl8x.rollouts.episodes import play_episodes
 from rl8x.spaces import are_alike
 from rl8x.video import check_format, film, make_filmed
 
-_COUNT: Final = click.IntRange(min=1)
+_COUNT: Final = WholeRange(min=1)
 _ENV: Final = "Act in this environment.  [default: where the run trained, or evaluated]"
 
 # -- who acts where
@@ -80,7 +80,7 @@ def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for parameter in (
         click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs."),
         click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged."),
-        click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seeds environment and actions."),
+        click.option("--seed", type=WholeRange(0, 2**63 - 1), default=0, help="Seeds environment and actions."),
         click.option("--env", metavar="ENV", help=_ENV),
         click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]..."),
         click.argument("run"),
@@ -260,7 +260,7 @@ _RANDOM: Final = "Act at random: a run only says in which environment, and RUN m
 
 
 @click.command("collect", cls=Command, epilog=_COLLECT_EXAMPLES)
-@click.option("--transitions", required=True, metavar="N", help="How many transitions.")
+@click.option("--transitions", type=WholeRange(min=1), required=True, metavar="N", help="How many transitions.")
 @click.option("--output", metavar="NAME", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(["rl8x", "minari"]), default="rl8x", help=_FORMAT)
 @click.option("--random", "is_random", is_flag=True, help=_RANDOM)
@@ -281,7 +281,7 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     """
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
-    count = _whole(how.pop("transitions"))
+    count = how.pop("transitions")
     target = _new_target(f"{name_for_files(run)}-{count}", how.pop("output"), how.pop("file_format"))
     acting = _collecting(run, env, is_random=is_random, auto=how.pop("auto"), trust=how.pop("trust"))
     device = "cpu" if acting.policy is None else acting.policy.device
@@ -327,11 +327,3 @@ def _new_target(default: str, output: str | None, file_format: str) -> Path | st
         raise UserError(f"{folder} is there already: give another --output.")
     check_folder(folder.parent, "--output")
     return folder
-
-
-def _whole(text: str) -> int:
-    """Read a whole number of at least 1, which may be written as 1e5."""
-    with contextlib.suppress(ValueError):
-        if (number := float(text)) >= 1 and number.is_integer():
-            return int(number)
-    raise UserError(f"--transitions must be a whole number of at least 1; got {text!r}.")

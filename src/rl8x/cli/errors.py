@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import traceback
@@ -36,6 +37,20 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class WholeRange(click.IntRange):
+    """A range of whole numbers, which may be written as 1e5, as in a run file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; refuse what is none of the range."""
+        with contextlib.suppress(ValueError):
+            int(value)  # a float would round a large one
+            return super().convert(value, param, ctx)
+        with contextlib.suppress(ValueError):
+            if float(value).is_integer():
+                return super().convert(int(float(value)), param, ctx)
+        return self.fail(f"{value!r} is not a whole number.", param, ctx)
 
 
 tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")

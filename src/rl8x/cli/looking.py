@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from rl8x.cli.errors import Command, UserError, tracking_uri
+from rl8x.cli.errors import Command, UserError, WholeRange, tracking_uri
 from rl8x.importing import find_modules_here
 from rl8x.output import counted, table
 
@@ -59,7 +59,7 @@ def tuned(task: str | None, algorithm: str) -> None:
 
 @click.command("ui", cls=Command)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Port to listen on.")
+@click.option("--port", type=WholeRange(1, 65535), default=5000, help="Port to listen on.")
 @tracking_uri
 @click.option("--browser/--no-browser", default=True, help="Open the page, where there is a display.")
 def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:

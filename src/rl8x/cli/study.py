@@ -13,6 +13,7 @@ from rl8x.cli.errors import (
     Command,
     FiniteRange,
     UserError,
+    WholeRange,
     check_folder,
     name_for_files,
     tracking_uri,
@@ -54,7 +55,7 @@ _FAILED: Final = 1
 
 @click.command("study", cls=Command, epilog=_EXAMPLES, params=[run_file("The study's file")])
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
+@click.option("--jobs", type=WholeRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", help=_BACKEND)
 @click.option("--cluster", metavar="ADDRESS", help="Of a Dask scheduler; without it, one is made on this machine.")
 @click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
@@ -170,7 +171,7 @@ _level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=
 @click.option("--parameters", metavar="NAMES", help=_PARAMETERS)
 @click.option("--bootstrap", "over", type=click.Choice(["policies", "cells"]), default="policies", help=_BOOTSTRAP)
 @_level
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap.")
+@click.option("--seed", type=WholeRange(min=0), default=0, help="Seeds the bootstrap.")
 @click.option("--output", metavar="DIR", help="Folder for the files. [default: report/ of the study, or reports/NAME]")
 @click.option("--log/--no-log", default=True, help="Log the files to the parent run too, where it is known.")
 @tracking_uri

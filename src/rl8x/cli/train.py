@@ -12,7 +12,7 @@ import click
 
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig
-from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
+from rl8x.cli.errors import LOST_ROWS, UserError, WholeRange, is_users_mistake, users_mistakes
 from rl8x.cli.options import AlgorithmCommand, RunCommand, read_run, stop_specs
 from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.config.files import algorithm_config_class
@@ -115,8 +115,8 @@ def _saved_class(parameters: Mapping[str, Any], asks_help: bool) -> type[Algorit
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
-@click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
-@click.option("--steps-per-eval", type=click.IntRange(min=1), help="Evaluate after every so many steps from here on.")
+@click.option("--max-steps", type=WholeRange(min=1), help="End after so many steps, those before among them.")
+@click.option("--steps-per-eval", type=WholeRange(min=1), help="Evaluate after every so many steps from here on.")
 @click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
 @click.option("--tracking-uri", metavar="URI", help="The store that has the run. Default: as in training.")
 @click.option(
