@@ -77,6 +77,7 @@ train CartPole --tracking --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqli
 train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db --dry-run  ->  runs cannot be kept in
 train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
 train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file or directory): give another folder by checkpoints.directory=FOLDER,
+train CartPole --max-steps 1 checkpoints.directory=runs  ->  runs has checkpoints of another run: give this run a directory of its own, or resume that by `rl8x resume
 train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6
 train CartPoleInfinite --horizons-per-env-reset 2 --steps-per-eval 3  ->  `steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2
 train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah. Did you mean 'HalfCheetah-v5'? There

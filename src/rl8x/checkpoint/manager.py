@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import platform
+import shlex
 import threading
 import time
 import uuid
@@ -168,8 +169,8 @@ class CheckpointManager:
                 continue
             if metadata["run"]["key"] != self.key:
                 raise CheckpointError(
-                    f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
-                    "or give this run a directory of its own"
+                    f"{directory} has checkpoints of another run: give this run a directory of its own, or resume that "
+                    f"by `rl8x resume {shlex.quote(str(directory))}`, in a script Trainer.resume({str(directory)!r})"
                 )
             if metadata["is_best"]:
                 best[metadata["counters"][keys.STEPS]] = path
