@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -12,7 +13,17 @@ from rl8x import PPOConfig
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.distributions import NoisyDeterministic, SquashedNormal
 from rl8x.envs import GymnasiumEnv
-from rl8x.spaces import AsymmetricDict, check_supported, describe_space, leaves, map_spaces, named_parts, only_legal
+from rl8x.spaces import (
+    AsymmetricDict,
+    check_supported,
+    describe_space,
+    leaves,
+    map_spaces,
+    named_parts,
+    only_legal,
+    space_from_plain,
+    space_to_plain,
+)
 
 NESTED = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})})
 
@@ -46,7 +57,11 @@ def test_spaces_without_a_number_are_refused(space, shown):
         declared = dict(zip(("observation_space", "action_space"), both, strict=True))
         with pytest.raises(ValueError, match=rf"single_{owner}_space must have at least one number; got {shown}"):
             GymnasiumEnv(type("Mine", (Steps,), declared), 2)
-    check_supported(spaces.Dict({"empty": space, "one": spaces.Discrete(1)}), "a part without numbers beside another")
+    beside = spaces.Dict([("one", spaces.Discrete(1)), ("in", spaces.Dict([("empty", space)]))])
+    check_supported(beside, "a part without numbers beside another")
+    assert repr(space_from_plain(json.loads(json.dumps(space_to_plain(beside))))) == repr(beside)
+    with pytest.raises(ValueError, match="a space must have at least one number"):
+        space_to_plain(space)
 
 
 @pytest.mark.parametrize("key", [0, "arm/angle"])

@@ -282,10 +282,15 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a space as plain data, from which `space_from_plain` makes an equal one."""
     check_supported(space, "a space")
+    return _to_plain(space)
+
+
+def _to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return a space, or a part of one, which may be without any number."""
     kind = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
         hidden = {"critic_only": list(space.critic_only)} if isinstance(space, AsymmetricDict) else {}
-        return kind | {"parts": [[key, space_to_plain(part)] for key, part in named_parts(space)]} | hidden
+        return kind | {"parts": [[key, _to_plain(part)] for key, part in named_parts(space)]} | hidden
     if isinstance(space, spaces.Discrete):
         return kind | {"n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.MultiDiscrete):

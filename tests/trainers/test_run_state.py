@@ -11,6 +11,7 @@ from tests.trainers.test_evaluation import build, run
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing, from_spec
+from rl8x.randomization import Scheduled
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
@@ -37,6 +38,40 @@ def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_polic
         each.run(steps_per_eval=3, stop_conditions=[plateau], max_steps=5, progress="none")
         assert each.state[keys.STEPS] == 3  # that before the run, and that after its third step
         assert each.checkpoints.best["steps"] == 3  # no checkpoint has the policy that was evaluated first
+
+
+LONG = {"length": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ({}, {"env_config": LONG}, False),
+        ({"env_config": LONG}, {"env_config": {}}, False),
+        ({}, {"eval_env_config": LONG}, False),
+        ({"eval_env_config": LONG}, {}, False),
+        ({"env_config": LONG}, {}, True),  # None changes nothing
+        ({"env_config": LONG}, {"eval_env_config": LONG}, True),
+        ({"env_config": {"length": [0.5, 0.6, 0.7, 0.8]}}, {"env_config": {"length": [0.5, 0.6, 0.7, 0.8]}}, True),
+    ],
+)
+def test_what_was_measured_under_other_physics_ends_no_run(first, second, kept):
+    algorithm = build(horizons_per_env_reset=1)
+    trainer = Trainer(algorithm, tracker=MemoryTracker(), num_eval_envs=2)
+    trainer.run(**first, steps_per_eval=2, max_steps=2, progress="none")
+    options = {"steps_per_eval": 3, "stop_conditions": [SOLVED], "progress": "none"}
+    assert trainer.run(**second, **options)[keys.STEPS] == (3 if kept else 5)
+    moving = {"length": Scheduled([(0, 0.5), (1, 0.6)], by="eval/returns/mean")}
+    with pytest.raises(ValueError, match="'eval/returns/mean', but this run makes no evaluations"):
+        trainer.run(env_config=moving, max_steps=1, progress="none")
+
+
+def test_what_was_measured_before_a_run_is_in_its_rows_where_the_run_measures_the_same():
+    for config, seen in (({}, True), (LONG, False)):
+        trainer = make()
+        trainer.eval()
+        row = trainer.run(env_config=config, max_steps=1, progress="none")
+        assert ("eval/returns/mean" in row, "eval/returns/mean" in row.fresh) == (seen, seen)
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -176,6 +176,20 @@ class Evaluations:
             return training.following.given
         return inherited_config(training.in_force.given, self.num_envs)
 
+    def go_on(self, env_config: AnyEnvConfig | None, eval_config: Given | None) -> bool:
+        """Whether a run with these checked configurations evaluates under what evaluations until now did.
+
+        Where a function gives the training's values, it does, whatever they are at present.
+        """
+        if self._env is None or (callable(env_config) and eval_config is None):
+            return True
+        if eval_config is None:
+            trained = self._algorithm.env
+            following = self._came_with if trained is None else trained.parameter_state.following.given
+            eval_config = inherited_config(following if env_config is None else env_config, self.num_envs)
+        defaults = {name: parameter.default for name, parameter in self._env.parameters.items()}
+        return {**defaults, **inherited_config(self.runs_config(), self.num_envs)} == {**defaults, **eval_config}
+
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
     ) -> Given:

@@ -270,6 +270,11 @@ class TrainStep:
         self._record.log(tracked, trains=False)
         self._evaluated |= tracked
 
+    def forget_evaluation(self) -> None:
+        """Leave the latest evaluation out of the rows that follow: their run evaluates under something else."""
+        self.row = {name: value for name, value in self.row.items() if name not in self.eval_row}
+        self.eval_row, self.unseen = {}, frozenset()
+
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
         """Call all callbacks with what `make_row` returned; the row gets what they return and the latest evaluation."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)

@@ -342,6 +342,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         algorithm.plan_execution(run.most_steps)
+        if not self.evaluations.go_on(run.env_config, run.eval_env_config):
+            self.train_step.forget_evaluation()
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
         shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
@@ -538,7 +540,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
         followed = {} if callable(trained) else followed_in(trained)
-        run.check_followed(followed, self.metric_names, self.train_step.eval_row)
+        goes_on = self.evaluations.go_on(configs["env_config"], configs["eval_env_config"])
+        run.check_followed(followed, self.metric_names, self.train_step.eval_row if goes_on else {})
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
