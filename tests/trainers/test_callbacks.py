@@ -56,6 +56,21 @@ def test_a_callback_that_evaluates_makes_evaluations_to_wait_for(returns):
     assert len(trainer.tracker.history("profiling/eval_ms")) == 1
 
 
+@pytest.mark.parametrize("metric", ["eval/long/returns/mean", "eval/length 1/returns/mean", "grid/lengths/worst_cell"])
+def test_what_a_callback_declares_of_its_evaluations_joins_the_row(metric):
+    def evaluates(trainer, stats):
+        trainer.eval(name="long", env_config={"length": 1.0})
+        trainer.eval(env_config={"length": 1.0})
+        trainer.evaluate_grid({"length": [0.5, 1.0]}, episodes=2, name="lengths")
+
+    evaluates.metric_names = [metric]
+    trainer = make(evaluates)
+    stats = run(trainer, stop_conditions=[HitsUpperBound(metric, 0)], max_steps=2)
+    assert stats[keys.STEPS] == 1
+    assert metric in stats.fresh
+    assert trainer.tracker.history(metric) == [(stats[keys.ENV_STEPS], stats[metric])]
+
+
 def declaring(names, returned=None):
     def callback(trainer, stats):
         return returned

@@ -361,10 +361,12 @@ def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> 
 
 
 def returned_metrics(
-    callback: Callback, returned: object, evaluated: Collection[str], row: Collection[str] = ()
+    callback: Callback, returned: object, evaluated: Mapping[str, float], row: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return what a callback returned as numbers; warn where one that declares no metrics meant one."""
-    # Metrics of evaluations that it made (`evaluated`) need not be declared.
+    """Return what a callback measured: what it returned, and of the evaluations that it made what it declares.
+
+    Returned metrics of these evaluations need not be declared. One that declares none and meant one is told.
+    """
     declared, called = declared_metrics(callback), callback_name(callback)
     if not declared:
         meant = None
@@ -380,8 +382,9 @@ def returned_metrics(
         if meant is not None:
             warnings.warn(f"the callback {called} returned {meant}", RuntimeWarning, stacklevel=5)
         return {}
+    measured = {name: evaluated[name] for name in declared if name in evaluated}
     if returned is None:
-        return {}
+        return measured
     if not isinstance(returned, Mapping):
         raise TypeError(
             f"The callback {called} must return its metrics by name, or None; got {returned!r}. To end the run call "
@@ -392,7 +395,7 @@ def returned_metrics(
             near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
             lacking = f"which its `metric_names` do not have. Nearest: {', '.join(near)}"
             raise ValueError(f"The callback {called} returned {name!r}, {lacking}.")
-    return {name: metric_value(name, value) for name, value in returned.items()}
+    return measured | {name: metric_value(name, value) for name, value in returned.items()}
 
 
 def callback_name(callback: object) -> str:
