@@ -148,7 +148,7 @@ collect runs --transitions 5 --epsilon nan  ->  nan
 collect runs --transitions 5 --random --deterministic  ->  --random leaves nothing for
 collect runs --transitions 5 --env Pendulum  ->  the policy was trained for other spaces
 collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'minari[hdf5]'
-export runs --alias champion  ->  give --register NAME too
+export runs --alias champion  ->  give --register too
 export runs --log  ->  there are no runs:
 export runs --register policies --output there.pt2  ->  there are no runs:
 export runs --register x/y  ->  --register: MLflow's models have names without '/' and ':'; got 'x/y'.

@@ -215,6 +215,25 @@ def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
     assert set(logged_policies(mlflow_client)) == {"champion of today"}
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"register": "team/match"}, "register: MLflow's models have names without '/' and ':'; got 'team/match'"),
+        ({"register": " "}, "register: .*; got ' '"),
+        ({"alias": "champion"}, "alias names a version of a registered model: give register too"),
+        ({"register": "match", "alias": "a b"}, "alias: letters, digits, '_' and '-', .*; got 'a b'"),
+        ({"register": "match", "alias": "v2"}, "alias: .* not 'latest' or 'v1'; got 'v2'"),
+        ({"name": "best/1.5"}, "a model has a name without any of .*; got 'best/1.5'"),
+    ],
+)
+def test_names_that_mlflow_refuses_are_refused_where_they_are_given(mlflow_client, names, message):
+    trainer = trained(patient(), checkpoints=False)
+    with pytest.raises(ValueError, match=message):
+        trainer.log_model(**names)
+    trainer.close()
+    assert logged_policies(mlflow_client) == {}
+
+
 class Sums(Model):
     """A model that is given as an instance."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rl8x.cli.errors import Command, UserError, check_file
+from rl8x.cli.errors import Command, check_file
 from rl8x.importing import find_modules_here
 from rl8x.output import say
+from rl8x.tracking.artifacts import check_model_names
 from rl8x.tracking.location import typed_store
 
 _FORMAT = (
@@ -44,12 +44,7 @@ def export(run: str, output: str | None, register: str | None, alias: str | None
     scaling are inside, and what a policy remembers is among its inputs and outputs. The file is compared with the
     policy on 1,000 observations before it is written, and refused where an action differs by more than 1e-4.
     """
-    if alias is not None and register is None:
-        raise UserError("--alias names a version of a registered model: give --register NAME too.")
-    if register is not None and re.search("[/:]", register):
-        raise UserError(f"--register: MLflow's models have names without '/' and ':'; got {register!r}.")
-    if alias is not None and not re.fullmatch(r"(?!latest$|v\d+$)[\w-]+", alias, re.IGNORECASE):
-        raise UserError(f"--alias: letters, digits, '_' and '-', and not 'latest' or 'v1'; got {alias!r}.")
+    check_model_names(how["which"] or "last", register, alias, mark="--")
     from rl8x.checkpoint import find, load_policy
     from rl8x.export import export_policy
     from rl8x.trainers.artifacts import log_to_run, stored_run

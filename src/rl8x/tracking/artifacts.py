@@ -7,6 +7,7 @@ What a policy remembers is among both, so that a server answers each request by 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -91,6 +92,18 @@ def checked_copy(spool: Path, file: str) -> Path:
 LOADER: Final = "rl8x.tracking.artifacts"
 KEY_TAG: Final = "rl8x.model_key"
 MODEL_TYPE: Final = "rl8x-policy"
+
+
+def check_model_names(name: str, register: str | None, alias: str | None, mark: str = "") -> None:
+    """Raise `ValueError` where MLflow would refuse a model's name, or that of a version; options begin with `mark`."""
+    if not isinstance(name, str) or not name or re.search(r"[/:.%\"']", name):
+        raise ValueError(f"a model has a name without any of / : . % \" '; got {name!r}.")
+    if alias is not None and register is None:
+        raise ValueError(f"{mark}alias names a version of a registered model: give {mark}register too.")
+    if register is not None and (not register.strip() or re.search("[/:]", register)):
+        raise ValueError(f"{mark}register: MLflow's models have names without '/' and ':'; got {register!r}.")
+    if alias is not None and not re.fullmatch(r"(?!latest$|v\d+$)[\w-]+", alias, re.IGNORECASE):
+        raise ValueError(f"{mark}alias: letters, digits, '_' and '-', and not 'latest' or 'v1'; got {alias!r}.")
 
 
 def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> str:

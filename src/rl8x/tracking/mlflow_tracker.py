@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rl8x.disk import check_writable
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.artifacts import keep, model_about
+from rl8x.tracking.artifacts import check_model_names, keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
 from rl8x.tracking.location import (
     Location,
@@ -445,7 +445,9 @@ class MLflowTracker:
 
         Raises:
             RuntimeError: If no run goes on.
+            ValueError: If MLflow would refuse one of the names.
         """
+        check_model_names(name, register, alias)
         file = self._kept(Path(path))
         if file is None:
             return

@@ -299,13 +299,14 @@ class Shows:
         """Log the current policy as a model, with the metrics of its step; with several ranks, rank 0 does.
 
         Args:
-            name: The model's name.
+            name: The model's name, without `/ : . % " '`.
             register: A name in MLflow's model registry; the model becomes its next version.
             alias: The version's alias: with `register="cartpole"` and `alias="champion"` the model is then
                 `models:/cartpole@champion`.
 
         Raises:
             TypeError: If the policy cannot be written to a file, or the tracker keeps no models.
+            ValueError: If MLflow would refuse one of the names.
         """
         if not ranks().is_first:
             return
