@@ -198,14 +198,16 @@ def test_a_stop_of_nothing_or_for_nothing_is_refused():
             make(callbacks=[stops_at(1, why)]).run(max_steps=2, progress="none")
 
 
-def test_a_run_that_failed_leaves_no_stop_behind():
+@pytest.mark.parametrize("in_run", [True, False])
+def test_what_failed_leaves_no_stop_behind(in_run):
     def fail(trainer, stats):
         if stats[keys.STEPS] == 1:
             raise ZeroDivisionError
 
     trainer = make(callbacks=[stops_at(1, "enough"), fail])
     with pytest.raises(ZeroDivisionError):
-        trainer.run(max_steps=2, progress="none")
+        trainer.run(max_steps=2, progress="none") if in_run else trainer.step()
+    assert trainer.step().stop_reason is None
     assert trainer.run(max_steps=2, progress="none").stop_reason == "max_steps=2"
 
 

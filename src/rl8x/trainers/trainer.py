@@ -570,6 +570,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         self._check_place()
+        self.train_step.take_stop()  # of a step that failed
         try:
             self.train_step.begin()
             stats = self.train_step.finish(self.train_step.make_row(env_config), self)
