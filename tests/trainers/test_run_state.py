@@ -61,7 +61,7 @@ def test_what_was_measured_under_other_physics_ends_no_run(first, second, kept):
     trainer.run(**first, steps_per_eval=2, max_steps=2, progress="none")
     options = {"steps_per_eval": 3, "stop_conditions": [SOLVED], "progress": "none"}
     assert trainer.run(**second, **options)[keys.STEPS] == (3 if kept else 5)
-    moving = {"length": Scheduled([(0, 0.5), (1, 0.6)], by="eval/returns/mean")}
+    moving = {"length": Scheduled([(0, 0.55), (1, 0.6)], by="eval/returns/mean")}
     with pytest.raises(ValueError, match="'eval/returns/mean', but this run makes no evaluations"):
         trainer.run(env_config=moving, max_steps=1, progress="none")
 

@@ -32,7 +32,9 @@ from rl8x.envs.parameters import (
     wrong_number,
 )
 from rl8x.envs.vectorised import own_statistics
-from rl8x.plain import checked_number
+from rl8x.plain import checked_number, own_values
+from rl8x.randomization import Scheduled
+from rl8x.randomization.scheduled import PerCopy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, pooled_row, summary
 from rl8x.spaces import are_alike
@@ -176,10 +178,11 @@ class Evaluations:
             return training.following.given
         return inherited_config(training.in_force.given, self.num_envs)
 
-    def go_on(self, env_config: AnyEnvConfig | None, eval_config: Given | None) -> bool:
+    def go_on(self, env_config: Any, eval_config: Any) -> bool:
         """Whether a run with these checked configurations evaluates under what evaluations until now did.
 
-        Where a function gives the training's values, it does, whatever they are at present.
+        Where a function gives the training's values, it does, whatever they are at present; a schedule counts as its
+        first point.
         """
         if self._env is None or (callable(env_config) and eval_config is None):
             return True
@@ -187,8 +190,12 @@ class Evaluations:
             trained = self._algorithm.env
             following = self._came_with if trained is None else trained.parameter_state.following.given
             eval_config = inherited_config(following if env_config is None else env_config, self.num_envs)
-        defaults = {name: parameter.default for name, parameter in self._env.parameters.items()}
-        return {**defaults, **inherited_config(self.runs_config(), self.num_envs)} == {**defaults, **eval_config}
+        configs = (inherited_config(self.runs_config(), self.num_envs), eval_config)
+        before, after = (
+            {name: _begin(config.get(name, parameter.default)) for name, parameter in self._env.parameters.items()}
+            for config in configs
+        )
+        return before == after
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -229,6 +236,12 @@ class Evaluations:
             )
         if resets.once and env_config is not None:
             raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
+
+
+def _begin(value: Any) -> Any:
+    """Return a parameter's number or distribution, of a schedule that at its first point."""
+    now = value.at(None) if isinstance(value, Scheduled) else value
+    return now.values[0] if isinstance(now, PerCopy) else now
 
 
 # -- how their metrics are called
