@@ -32,7 +32,7 @@ from rl8x.envs.parameters import (
     wrong_number,
 )
 from rl8x.envs.vectorised import own_statistics
-from rl8x.plain import checked_number, own_values
+from rl8x.plain import checked_number
 from rl8x.randomization import Scheduled
 from rl8x.randomization.scheduled import PerCopy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
