@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from PIL import Image, ImageDraw
 from tests.probes import Steps
 
@@ -80,6 +81,32 @@ class Shorter(gymnasium.Wrapper):
     def step(self, action):
         obs, reward, _, truncated, info = self.env.step(action)
         return obs, reward, self.env.time == 2, truncated, info
+
+
+class Drifts(Env):
+    """A walk of random steps, for three steps; the reward is the place that a step led to."""
+
+    single_observation_space = Box(-10.0, 10.0, (1,), np.float32)
+    single_action_space = Discrete(2)
+    default_time_limit = 3
+    reset_noise = step_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"place": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        place = state["place"] + noise
+        return {"place": place}, place[:, 0], torch.zeros(len(place), dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["place"]
+
+
+def test_the_state_at_an_episodes_end_is_of_the_noise_of_its_last_step():
+    env = Drifts(4)
+    _, _, before, end = play_episodes(policy_of(env), env, seed=1)
+    reached = torch.from_numpy(end.returns - before.returns).float()
+    torch.testing.assert_close(end.state["place"][:, 0], reached, rtol=0.0, atol=1e-5)
 
 
 def test_a_film_of_an_environment_that_draws_itself_ends_with_the_end():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 
-from rl8x.envs import AlgoTrading, CartPole, Env, MountainCar, Pendulum
+from rl8x.envs import AlgoTrading, CartPole, MountainCar, Pendulum
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import play_episodes
 from rl8x.trees import tree_map
@@ -65,32 +63,6 @@ def test_returns_and_lengths_are_those_of_a_loop_by_hand(case, deterministic):
     assert set(last.running.nonzero()[0].tolist()) == running
     assert moments[0].lengths.tolist() == [0, 0, 0]
     assert len(moments) == max(counts) + 1
-
-
-class Drifts(Env):
-    """A walk of random steps, for three steps; the reward is the place that a step led to."""
-
-    single_observation_space = Box(-10.0, 10.0, (1,), np.float32)
-    single_action_space = Discrete(2)
-    default_time_limit = 3
-    reset_noise = step_noise = 1
-
-    def initial_state(self, parameters, noise):
-        return {"place": noise}
-
-    def transition(self, state, actions, parameters, noise):
-        place = state["place"] + noise
-        return {"place": place}, place[:, 0], torch.zeros(len(place), dtype=torch.bool)
-
-    def observe(self, state, parameters):
-        return state["place"]
-
-
-def test_the_state_at_an_episodes_end_is_of_the_noise_of_its_last_step():
-    env = Drifts(4)
-    _, _, before, end = play_episodes(policy_for(env), env, seed=1)
-    reached = torch.from_numpy(end.returns - before.returns).float()
-    torch.testing.assert_close(end.state["place"][:, 0], reached, rtol=0.0, atol=1e-5)
 
 
 def test_the_state_at_an_episodes_end_is_that_before_the_reset():

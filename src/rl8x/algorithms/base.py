@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.horizons import Horizons
+from rl8x.algorithms.horizons import Horizons, locate_non_finite
 from rl8x.algorithms.hyperparameters import (
     check_names,
     check_options,
@@ -38,7 +38,7 @@ from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import TrainingEffects
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats, locate_non_finite
+from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
 from rl8x.schedules import Schedule
 from rl8x.spaces import leaves

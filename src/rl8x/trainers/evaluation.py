@@ -36,9 +36,10 @@ from rl8x.plain import checked_number
 from rl8x.randomization import Scheduled
 from rl8x.randomization.scheduled import PerCopy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
-from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, pooled_row, summary
+from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, summary
 from rl8x.spaces import are_alike
 from rl8x.tracking.protocol import MAX_NAME_LENGTH, digest, legal_name
+from rl8x.trainers.rows import pooled_row
 
 NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"

@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 import torch
 from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
+from rl8x.distributed import ranks
 from rl8x.output import Unfailing, in_notebook, short
+from rl8x.rollouts.statistics import Stats, pool
 
 MAX_POINTS: Final = 512
 _RETURNS: Final = (keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS)
@@ -303,3 +305,17 @@ def metric_texts(
 def counter_name(counter: str) -> str:
     """Return the short name of a counter, such as `transitions` or `updates`."""
     return "transitions" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]
+
+
+def pooled_row(
+    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
+) -> tuple[dict[str, float], dict[str, float], list[bool]]:
+    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back."""
+    if ranks().size == 1:
+        return stats.read(), dict(measure()), [fell_back]
+    numbers, counts = stats.counted()  # to the host; times and memory are measured after that
+    gated = {name: list(prefixes) for name, prefixes in counts.items()}
+    shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
+    all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
+    measured_by_first, have_fallen = shared[0][2], [fallen for *_, fallen in shared]
+    return pool([numbers for numbers, *_ in shared], all_gated).read(), measured_by_first, have_fallen

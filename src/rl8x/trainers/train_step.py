@@ -21,16 +21,17 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.horizons import COLLECTED
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
-from rl8x.rollouts.statistics import COLLECTED, Stats, pooled_row
+from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, take_over
 from rl8x.trainers.record import Record
-from rl8x.trainers.rows import Timer, TrainStats
+from rl8x.trainers.rows import Timer, TrainStats, pooled_row
 
 # -- numbers that are not finite
 

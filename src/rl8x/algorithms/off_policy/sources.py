@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.horizons import Horizons
+from rl8x.algorithms.horizons import COLLECTED, Horizons, gathered_not_finite
 from rl8x.algorithms.memory_check import check_memory, check_replay_on_disk, check_training
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
@@ -33,7 +33,7 @@ from rl8x.replay.dataset import Dataset
 from rl8x.replay.nstep import NStep
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import COLLECTED, Array, Number, Stats, gathered_not_finite, rollout_stats
+from rl8x.rollouts.statistics import Array, Number, Stats, rollout_stats
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.schedules import Schedule
 from rl8x.spaces import describe_space

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rl8x.algorithms.horizons import updates_not_finite
 from rl8x.algorithms.optimizer import FlatOptimizer, Rule, check_same, clip_and_apply
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
@@ -35,7 +36,7 @@ from rl8x.execution.execution import GuardedProgram
 from rl8x.execution.private import Substitution
 from rl8x.execution.programs import Loop
 from rl8x.policy import Policy, training_mode
-from rl8x.rollouts.statistics import Number, updates_not_finite
+from rl8x.rollouts.statistics import Number
 from rl8x.trees import row_major
 
 ReplayBatch = Mapping[str, Tensor]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.horizons import Horizons
+from rl8x.algorithms.horizons import Horizons, gathered_not_finite, updates_not_finite
 from rl8x.algorithms.hyperparameters import nearest_divisor, part_seed, seeded
 from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
@@ -30,7 +30,7 @@ from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import Program
 from rl8x.execution.execution import flushed_denormals
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, updates_not_finite
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.schedules import Schedule
 from rl8x.trees import names_of
