@@ -514,7 +514,7 @@ def test_run_options_can_be_checked_without_running(tmp_path):
     with pytest.raises(ValueError, match="Unknown metric 'nothing'"):
         trainer.check_run(stop_conditions=[HitsUpperBound("nothing", 1)])
     with pytest.raises(ValueError, match="`progress` must be one of"):
-        make().run(max_steps=1, progress="loud")
+        trainer.run(max_steps=1, progress="loud")
     with pytest.raises(ValueError, match="Nearest: max_steps"):
         trainer.check_run(max_step=3)
     assert list(tmp_path.iterdir()) == []

@@ -186,12 +186,17 @@ _LEAST_METRICS: Final = 3  # that are worth more than a bar
 _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
+def check_progress(mode: Progress) -> None:
+    """Raise a `ValueError` unless there is such a mode."""
+    if mode not in PROGRESS_CHOICES:
+        raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+
+
 class ProgressReporter:
     """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored."""
 
     def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
-        if mode not in PROGRESS_CHOICES:
-            raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+        check_progress(mode)
         self._stream = Unfailing(sys.stderr)
         if mode == "auto":
             mode = "bar" if self._stream.isatty() or in_notebook() else "lines"

@@ -48,7 +48,7 @@ from rl8x.trainers.resume import (
     unfinished,
     with_generators_of,
 )
-from rl8x.trainers.rows import EvalStats, Progress, ProgressReporter, Timer, TrainStats
+from rl8x.trainers.rows import EvalStats, Progress, ProgressReporter, Timer, TrainStats, check_progress
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.train_step import Callback, OnNonFinite, TrainStep, callback_name, checked_callbacks, declared_by
 
@@ -295,6 +295,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
+        if not isinstance(progress, EllipsisType):
+            check_progress(progress)
         self._go_on_after_restart()
         run = self._checked_run(given)
         check_alike("the start of the run", run.options.to_plain())
