@@ -12,8 +12,7 @@ from rl8x.algorithms import DQNConfig
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.replay.dataset import Dataset
-from rl8x.replay.minari_format import write_minari
-from rl8x.replay.recording import record
+from rl8x.replay.recording import record, write_minari
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 

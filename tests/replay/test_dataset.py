@@ -27,7 +27,7 @@ from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
-from rl8x.replay.minari_format import write_minari
+from rl8x.replay.recording import write_minari
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer

@@ -24,8 +24,7 @@ from rl8x.envs.parameters import inherited_config, plain, shown_value
 from rl8x.importing import find_modules_here
 from rl8x.output import counted, say, table
 from rl8x.policy import Policy
-from rl8x.replay.minari_format import check_new_id, write_minari
-from rl8x.replay.recording import record
+from rl8x.replay.recording import check_new_id, record, write_minari
 from rl8x.rollouts.episodes import play_episodes
 from rl8x.spaces import are_alike
 from rl8x.video import check_format, film, make_filmed
