@@ -565,7 +565,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.horizons.discard()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Locate non-finite numbers in the last experience, by quantity; see `rollouts.statistics`."""
+        """Locate non-finite numbers in the last experience, by quantity; see `horizons`."""
         horizons = self.horizons
         return {} if horizons is None else locate_non_finite(horizons.rollout.tensors, horizons.env.team)
 
