@@ -198,7 +198,9 @@ def check_sizes(name: str, sizes: Sequence[int]) -> None:
 
 # -- perceptrons as one step of automatic differentiation
 
-# Rows, terms and columns from which oneDNN is also faster in eager execution, where nothing is fused.
+# Multiplications, and rows, terms and columns, from which oneDNN is also faster in eager execution, where nothing is
+# fused.
+_LARGE: Final = 2**23
 _WIDE: Final = 128
 
 # Columns up to which MKL computes the transpose of a weight's gradient up to seven times faster than the gradient.
@@ -348,7 +350,7 @@ def _multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 def _suits_onednn(matrix: Tensor, columns: int) -> bool:
     """Return whether oneDNN is the fastest for a matrix, or its transpose, times one with so many columns."""
-    is_large = matrix.numel() * columns >= kernels.LARGE
+    is_large = matrix.numel() * columns >= _LARGE
     return is_large and min(*matrix.shape, columns) >= _WIDE and kernels.has_fast_linear()
 
 
