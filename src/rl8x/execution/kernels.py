@@ -61,7 +61,10 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         one = left.dim() == 2
         few = one or len(left) <= _ITEMS
         if few and left.dtype == torch.float32 and work >= _LARGE and has_fast_linear():
-            return _by_onednn(left, right, bias if bias is None else bias.float()).to(dtype)
+            if one:
+                return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
+            biases = [None] * len(left) if bias is None else bias.expand(len(left), 1, -1).squeeze(1)
+            return torch.stack([product(*item) for item in zip(left, right, biases, strict=True)]).to(dtype)
         if bias is None and not widened:
             return NotImplemented
         result = torch.mm(left, right) if one else torch.bmm(left, right)
@@ -70,14 +73,6 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         # every row. This form fuses with the operators that follow.
         result = result - -bias
     return result.to(dtype)
-
-
-def _by_onednn(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply by oneDNN, which has no product of stacks, item by item."""
-    if left.dim() == 2:
-        return LINEAR(left.contiguous(), right.t(), bias)  # type: ignore[no-any-return]
-    biases = [None] * len(left) if bias is None else bias.expand(len(left), 1, -1).squeeze(1)
-    return torch.stack([_by_onednn(*item) for item in zip(left, right, biases, strict=True)])
 
 
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
