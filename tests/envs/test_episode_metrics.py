@@ -130,6 +130,26 @@ def test_figures_over_episodes_in_each_autoreset_mode(mode):
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("made", "metrics", "merged"),
+    [(True, "auto", False), (True, {"is_success": "last", "effort": "sum"}, True), (False, "auto", True)],
+)
+def test_of_copies_that_are_made_only_what_is_read_is_merged(made, metrics, merged, monkeypatch):
+    """A wrapper around a vector environment that was given may read anything."""
+    vector, infos = vectorised(AutoresetMode.NEXT_STEP), []
+    env = GymnasiumEnv(Goal, 3, seed=4, metrics=metrics) if made else GymnasiumEnv(vector, seed=4, metrics=metrics)
+    step_all = env.vector_env.step
+    monkeypatch.setattr(
+        env.vector_env, "step", lambda actions: (result := step_all(actions), infos.append(result[4]))[0]
+    )
+    successes = {
+        int(step.episode_lengths[row]): float(step.metrics["is_success"][row]) for step, row in ended_rows(env, 30)
+    }
+    assert successes == {3: 0.0, 4: 1.0, 5: 0.0}
+    assert any("effort" in info for info in infos) == merged
+    env.close()
+
+
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("around", ["the vector", "each copy", "both"])
