@@ -100,6 +100,21 @@ class Goal(gymnasium.Env):
         return np.zeros(2, np.float32), 1.0, ended, False, info
 
 
+@pytest.mark.parametrize("form", [bool, np.bool_, float, np.float32, np.int64, np.array, lambda x: np.array([x])])
+@pytest.mark.parametrize("made", [True, False])
+def test_a_success_in_any_form_is_averaged(form, made):
+    class Formed(Goal):
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, info | ({"is_success": form(info["is_success"])} if "is_success" in info else {})
+
+    env = GymnasiumEnv(Formed, 3, seed=4) if made else GymnasiumEnv(SyncVectorEnv([Formed] * 3), seed=4)
+    rows = ended_rows(env, 30)
+    figures = {(int(step.episode_lengths[row]), float(step.metrics["is_success"][row])) for step, row in rows}
+    assert figures == {(3, 0.0), (4, 1.0), (5, 0.0)}
+    env.close()
+
+
 def vectorised(mode):
     if mode == "async":
         return AsyncVectorEnv([Goal] * 3, autoreset_mode=AutoresetMode.SAME_STEP)

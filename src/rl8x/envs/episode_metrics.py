@@ -188,6 +188,8 @@ def _tensor(value: Any, like: Tensor) -> Tensor | None:
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
+            if array.dtype == object and array.ndim:  # as Gymnasium merges `np.bool_`, with None for the silent
+                array = np.asarray([np.nan if each is None else each for each in array.flat])
         except ValueError:  # lists of several lengths
             return None
         if array.dtype.kind not in _WIDEST:
