@@ -147,12 +147,20 @@ def test_figures_over_episodes_in_each_autoreset_mode(mode):
 
 @pytest.mark.parametrize(
     ("made", "metrics", "merged"),
-    [(True, "auto", False), (True, {"is_success": "last", "effort": "sum"}, True), (False, "auto", True)],
+    [
+        ("sync", "auto", False),
+        ("sync", {"is_success": "last", "effort": "sum"}, True),
+        ("vector", "auto", True),
+        (None, "auto", True),
+    ],
 )
 def test_of_copies_that_are_made_only_what_is_read_is_merged(made, metrics, merged, monkeypatch):
-    """A wrapper around a vector environment that was given may read anything."""
+    """A wrapper around a vector environment that was given, or of an id's own form, may read anything."""
     vector, infos = vectorised(AutoresetMode.NEXT_STEP), []
-    env = GymnasiumEnv(Goal, 3, seed=4, metrics=metrics) if made else GymnasiumEnv(vector, seed=4, metrics=metrics)
+    own_form = gymnasium.envs.registration.EnvSpec("Goal-v0", Goal, vector_entry_point=lambda num_envs: vector)
+    monkeypatch.setitem(gymnasium.registry, "Goal-v0", own_form)
+    source = vector if made is None else "Goal-v0"
+    env = GymnasiumEnv(source, 3, vectorization=made or "sync", seed=4, metrics=metrics)
     step_all = env.vector_env.step
     monkeypatch.setattr(
         env.vector_env, "step", lambda actions: (result := step_all(actions), infos.append(result[4]))[0]

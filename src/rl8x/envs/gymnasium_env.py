@@ -118,7 +118,7 @@ class GymnasiumEnv(SimulatorEnv):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         ask_for_final_obs(self.vector_env)
-        own_results(self.vector_env, self.metric_names if metrics == "auto" and self.made_from else None)
+        own_results(self.vector_env, self.metric_names if metrics == "auto" and self._vectorization == "sync" else None)
         self._source_action_space = self.vector_env.single_action_space
         self._takes_tensors = False
         self._is_known = False  # whether what it returns was looked at
