@@ -240,6 +240,15 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
         Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=config().build(DiscreteDummy))
 
 
+def test_an_environment_that_was_given_with_other_arguments_is_made_so_by_later_checkpoints(tmp_path):
+    tracker = MemoryTracker()
+    run(make(trainer={"checkpoints": tmp_path, "tracker": tracker}), max_steps=1)
+    again = Trainer.resume(tmp_path, algorithm=config().build(CartPole, time_limit=7), tracker=tracker)
+    run(again, max_steps=2)
+    assert tracker.params["env.time_limit"] == 7
+    assert Trainer.resume(tmp_path, tracker=tracker).algorithm.env.time_limit == 7
+
+
 def test_what_does_not_fit_is_one_line(tmp_path):
     run(make(trainer={"checkpoints": tmp_path / "ppo"}), max_steps=1)
     dqn = DQNConfig(**SMALL).build(CartPole)

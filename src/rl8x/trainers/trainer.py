@@ -224,9 +224,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             source, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust, **given
         )
         trainer = cls(callbacks=callbacks, **options)
-        own, saved = trainer.record.spec.trainer, checkpoint.spec
-        changed = {name: getattr(own, name) for name, value in given.items() if value is not ...}
-        trainer.record.spec = replace(saved, trainer=replace(saved.trainer, **changed), trust=trust)
+        own, saved = trainer.record.spec, checkpoint.spec
+        changed = {name: getattr(own.trainer, name) for name, value in given.items() if value is not ...}
+        env = saved.env if algorithm is None else own.env
+        trainer.record.spec = replace(saved, env=env, trainer=replace(saved.trainer, **changed), trust=trust)
         trainer.go_on_from(checkpoint, origin)
         return trainer
 
