@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from rl8x.trainers.ranks import SignalGuard
+
 
 def begin(driver):
     """Begin a worker in place of `rl8x.studies.jobs.begin_worker`, for which each would import torch."""
@@ -21,3 +23,15 @@ def work(job):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(job.get("takes_s", 0))
     return {"key": job["key"], "result": os.getpid()}
+
+
+def save(job):
+    """Train until a signal, and save, as the trainer does; the job after that must not begin."""
+    marks = Path(job["folder"])
+    with SignalGuard(quiet=True) as signals:
+        (marks / f"{job['key']}-begun").touch()
+        while signals.stop is None:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        (marks / f"{job['key']}-saved").touch()
+    raise signals.exception()

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from tests.studies.lossy import begin, work
+from tests.studies.lossy import begin, save, work
 
 from rl8x.studies import Study, jobs, table
 from rl8x.studies.jobs import check_backend, do_jobs, threads_of
@@ -55,11 +55,12 @@ def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
 
 
 @pytest.mark.long
-def test_workers_end_with_a_killed_driver(tmp_path):
-    """Also one that has got no job, which would wait minutes for one."""
+@pytest.mark.parametrize(("do", "after"), [(work, {"job0-0"}), (save, {"job0-begun", "job0-saved"})])
+def test_workers_end_with_a_killed_driver(tmp_path, do, after):
+    """Also one that has got no job, which would wait minutes for one; a training is saved."""
 
     def drive():
-        list(do_jobs([{**job, "takes_s": 60.0} for job in jobs_of(tmp_path, 0)], work, say=print, **HERE))
+        list(do_jobs([{**job, "takes_s": 60.0} for job in jobs_of(tmp_path, 0)], do, say=print, **HERE))
 
     driver = multiprocessing.get_context("fork").Process(target=drive)
     driver.start()
@@ -71,6 +72,7 @@ def test_workers_end_with_a_killed_driver(tmp_path):
     driver.kill()
     driver.join()
     assert psutil.wait_procs(workers, timeout=120)[1] == []
+    assert {each.name for each in tmp_path.iterdir()} == after
 
 
 def test_back_ends_that_are_not_there_are_refused(monkeypatch):

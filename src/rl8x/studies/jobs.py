@@ -31,6 +31,7 @@ BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
 _LOSSES: Final = 3  # so many of workers in a row, without a job done between them, are a job's own
 RAY_ADDRESS: Final = "RAY_ADDRESS"  # the variable by which Ray is told where its cluster is
+_SAVING_S: Final = 10.0  # how long a worker may take to save its training once its driver is gone
 CONTACT_S = 20.0  # how long a scheduler is waited for
 # Names of the errors of joblib's, Dask's and Ray's own by which they say so
 _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError", "FutureCancelledError", "RayError"})
@@ -128,11 +129,15 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
 
 
 def begin_worker(parent: int) -> None:
-    """Begin a process that does one job after another: it keeps MLflow's process, and ends with its parent."""
+    """Begin a process that does one job after another: it keeps MLflow's process, and ends, saved, with its parent."""
 
     def watch() -> None:  # a driver that was killed must not leave workers behind
         while os.getppid() == parent:
             time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)  # a training handles it until it is saved; else it ends this process
+        until = time.monotonic() + _SAVING_S
+        while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and time.monotonic() < until:
+            time.sleep(0.05)
         os._exit(1)
 
     restore_variables()
