@@ -17,6 +17,7 @@ from rl8x.studies.report import FoundStudy, report
 from rl8x.studies.report import make_report as make
 from rl8x.studies.statistics import HEADINGS, cells_of, summarize
 from rl8x.studies.table import read_evaluations
+from rl8x.tracking import TrackingError
 
 
 def make_report(table, supports=SUPPORTS, *, title="Study", units=(), definition=(), **options):
@@ -247,6 +248,16 @@ def test_a_studys_folder_becomes_a_report(written, table):
     assert names == {"report.html", "summary.csv", *(f"{each.name}.png" for each in made.drawings)}
     pd.testing.assert_frame_equal(pd.read_csv(folder / "report" / "summary.csv"), made.frame)
     pd.testing.assert_frame_equal(made.frame, make_report(table, SUPPORTS).frame)
+
+
+def test_a_folder_without_runs_beside_it_becomes_a_report_too(table, tmp_path, monkeypatch):
+    """As one that was sent; a store that was named has to be there."""
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path / "sent", table, seeds=[0])
+    assert report("sent", parameters=["length"]).folder == tmp_path.joinpath("sent/report").relative_to(tmp_path)
+    with pytest.raises(TrackingError, match=r"other\.db does not exist"):
+        report("sent", parameters=["length"], tracking_uri="sqlite:///other.db")
+    assert {each.name for each in tmp_path.iterdir()} == {"sent"}
 
 
 def test_the_page_stands_alone_and_has_the_table(written):
