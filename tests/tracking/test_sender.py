@@ -3,7 +3,7 @@ import math
 import pytest
 
 from rl8x.tracking.artifacts import keep
-from rl8x.tracking.journal import name_of
+from rl8x.tracking.journal import name_of, read_ack
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point, left_behind
 from rl8x.tracking.sender import NotNowError, Sender
@@ -168,6 +168,12 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch
     assert (len(store.run["points"]), len(asked), journal.ack.run_name) == (5, 3, None)
 
 
+def test_of_a_run_with_a_very_long_name_it_is_known_what_has_arrived(journal, store, monkeypatch):
+    monkeypatch.setattr(store, "run_name", lambda run_id: ("long " * 800, True))
+    send(journal, store, row(0), finish("FINISHED", 5))
+    assert read_ack(journal.folder).finished
+
+
 def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(journal, store):
     send(journal, store, *(row(7, 100 + time, **{TOTAL: value}) for time, value in enumerate((1.0, 2.0))))
     sender = send(journal, store, resume(200))
@@ -197,6 +203,7 @@ def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the
         ("-n", True, True, "'/a b/1'"),
         (".", True, True, "'/a b/1'"),
         ("a\nb", True, True, "'/a b/1'"),
+        ("n" * 251, True, True, "'/a b/1'"),
     ],
 )
 def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(

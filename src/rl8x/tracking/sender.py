@@ -14,6 +14,7 @@ from rl8x.disk import replace_synced
 from rl8x.tracking.artifacts import checked_copy, kept_path
 from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
 from rl8x.tracking.protocol import (
+    MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
     STATUSES,
     RunMissingError,
@@ -113,7 +114,8 @@ class Sender:
             self._name_tries += 1
             with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
                 name, is_free = self.store.run_name(self.run_id)
-                self.journal.acknowledge(run_name=name, name_is_free=is_free)
+                kept = name if len(name) <= MAX_NAME_LENGTH else ""  # more than a slot of `ack.json` has room for
+                self.journal.acknowledge(run_name=kept, name_is_free=is_free)
 
     def _find_or_create(self) -> str:
         """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
