@@ -2,6 +2,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -245,6 +246,14 @@ def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path)
     assert (folder / "caf_udce9.txt").read_text() == "trace caf\\udce9 😀"
     assert (folder / "caf_udce9.bin").read_text() == "content"
     assert (folder / "folder/caf_udce9/caf_udce9.bin").read_text() == "content"
+
+
+@pytest.mark.parametrize("given", [3, True, ["a"], b"a"])
+@pytest.mark.parametrize("name", ["experiment_name", "run_name", "tracking_uri", "run_key"])
+def test_names_that_are_no_texts_are_refused(name, given):
+    told = re.escape(f"MLflowTracker: `{name}` must be a text or None; got {given!r}.")
+    with pytest.raises(TypeError, match=told):
+        MLflowTracker(**{name: given})
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan, "5", None, True])

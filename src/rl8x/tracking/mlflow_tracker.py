@@ -75,6 +75,7 @@ class MLflowTracker:
         interval_s: Seconds between two requests with what was logged in between.
 
     Raises:
+        TypeError: If a name is not a text.
         ValueError: If a number of seconds is negative or infinite.
 
     Attributes:
@@ -99,7 +100,10 @@ class MLflowTracker:
     interval_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Begin without a run; `ValueError` if a number of seconds is none."""
+        """Begin without a run; raise where a name is no text, or a number of seconds is none."""
+        for name in ("experiment_name", "run_name", "tracking_uri", "run_key"):
+            if not isinstance(text := getattr(self, name), str | None):
+                raise TypeError(f"MLflowTracker: `{name}` must be a text or None; got {text!r}. Try str(...).")
         for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
