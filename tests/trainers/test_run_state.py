@@ -66,6 +66,45 @@ def test_what_was_measured_under_other_physics_ends_no_run(first, second, kept):
         trainer.run(env_config=moving, max_steps=1, progress="none")
 
 
+@pytest.mark.parametrize(
+    ("metric", "first", "second", "anew"),
+    [
+        ("eval/returns/mean", {"env_config": LONG}, {"env_config": {}}, True),
+        ("eval/returns/mean", {"eval_env_config": LONG}, {}, True),
+        ("eval/returns/mean", {"env_config": LONG}, {}, False),
+        ("eval/returns/mean", {"eval_env_config": LONG}, {"eval_env_config": LONG, "env_config": LONG}, False),
+        ("returns/mean", {"eval_env_config": LONG}, {"eval_env_config": LONG, "env_config": LONG}, True),
+        ("returns/mean", {"eval_env_config": LONG}, {}, False),
+    ],
+)
+def test_the_best_under_other_physics_is_not_compared(metric, first, second, anew, tmp_path):
+    best = Checkpoints(tmp_path, best=metric)
+    trainer = Trainer(build(horizons_per_env_reset=1), tracker=MemoryTracker(), num_eval_envs=2, checkpoints=best)
+    options = {"steps_per_eval": 1, "max_steps": 2, "progress": "none"}
+    trainer.run(**first, **options)
+    trainer.checkpoints.best["value"] = trainer.record.results._courses[metric].best = 1e9
+    trainer.run(**second, **options)
+    assert (trainer.checkpoints.best["value"] < 1e9) == anew
+    assert (trainer.record.results._courses[metric].best < 1e9) == anew
+    assert len(trainer.record.results._courses[metric].points) == 4  # its curve is whole
+
+
+def test_a_resumed_run_whose_physics_are_not_in_force_yet_has_the_rows_of_the_whole_one(tmp_path):
+    rows, saved = [], Checkpoints(tmp_path, every_steps=1, keep=9, best="eval/returns/mean")
+    options = {
+        "tracker": MemoryTracker(),
+        "callbacks": [lambda trainer, row: rows.append(row.get("eval/returns/mean"))],
+    }
+    trainer = Trainer(build(horizons_per_env_reset=6), num_eval_envs=2, checkpoints=saved, **options)
+    trainer.run(max_steps=2, progress="none")
+    trainer.run(env_config=LONG, steps_per_eval=2, max_steps=3, progress="none")
+    best = trainer.checkpoints.best
+    again = Trainer.resume(next(path for path in listed(tmp_path) if path.name.endswith("step-4")), **options)
+    again.run(progress="none")
+    assert None is not rows[4] == rows[5]  # what was evaluated in step 4
+    assert again.checkpoints.best == best
+
+
 def test_what_was_measured_before_a_run_is_in_its_rows_where_the_run_measures_the_same():
     for config, seen in (({}, True), (LONG, False)):
         trainer = make()

@@ -12,7 +12,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -258,6 +258,11 @@ class CheckpointManager:
             return False
         self.best = {"metric": metric, "mode": mode, "value": value, "steps": steps}
         return True
+
+    def forget_best(self, metrics: Collection[str]) -> None:
+        """Take the next value for the best if that is of some metrics, which are measured otherwise from here on."""
+        if self.best is not None and self.best["metric"] in metrics:
+            self.best = self._written_best = None
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
         """Copy a state, and write the copy in a thread, after the previous one; metadata gets time and versions."""

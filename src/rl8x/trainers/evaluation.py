@@ -192,11 +192,15 @@ class Evaluations:
             following = self._came_with if trained is None else trained.parameter_state.following.given
             eval_config = inherited_config(following if env_config is None else env_config, self.num_envs)
         configs = (inherited_config(self.runs_config(), self.num_envs), eval_config)
-        before, after = (
-            {name: _begin(config.get(name, parameter.default)) for name, parameter in self._env.parameters.items()}
-            for config in configs
-        )
+        before, after = (_begins(config, self._env) for config in configs)
         return before == after
+
+    def train_on(self, env_config: Any) -> bool:
+        """Whether a run with this checked `env_config` trains under what was trained under until now; see `go_on`."""
+        trained = self._algorithm.env
+        if trained is None or env_config is None or callable(env_config):
+            return True
+        return _begins(trained.parameter_state.following.given, trained) == _begins(env_config, trained)
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -239,10 +243,11 @@ class Evaluations:
             raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 
-def _begin(value: Any) -> Any:
-    """Return a parameter's number or distribution, of a schedule that at its first point."""
-    now = value.at(None) if isinstance(value, Scheduled) else value
-    return now.values[0] if isinstance(now, PerCopy) else now
+def _begins(config: Given, env: Env) -> dict[str, Any]:
+    """Return the number or distribution of each parameter of an environment, of a schedule that at its first point."""
+    values = {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
+    now = {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values.items()}
+    return {name: value.values[0] if isinstance(value, PerCopy) else value for name, value in now.items()}
 
 
 # -- how their metrics are called

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -145,14 +145,23 @@ class Results:
     @property
     def headline(self) -> tuple[str, Course] | None:
         """The metric that a run is judged by, and its course; None if no return was measured."""
-        return next(iter(self.courses.items()), None)
+        return next(iter(self._judged.items()), None)
+
+    @property
+    def _judged(self) -> dict[str, Course]:
+        return {name: course for name, course in self.courses.items() if math.isfinite(course.best)}
+
+    def forget_best(self, names: Collection[str]) -> None:
+        """Have metrics begin their best anew, as they are measured otherwise from here on."""
+        for name in self._courses.keys() & names:
+            self._courses[name].best = -math.inf
 
     @property
     def row(self) -> dict[str, float]:
         """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each."""
         return {
             f"{what}/{name}": value
-            for name, course in self.courses.items()
+            for name, course in self._judged.items()
             for what, value in (("final", course.last), ("best", course.best), ("best_step", course.best_step))
         }
 

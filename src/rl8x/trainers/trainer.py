@@ -345,8 +345,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         algorithm.plan_execution(run.most_steps)
-        if not self.evaluations.go_on(run.env_config, run.eval_env_config):
+        evaluates_alike, trains_alike = self._compare_physics(run)
+        if not evaluates_alike:
             self.train_step.forget_evaluation()
+        alike = {True: evaluates_alike, False: trains_alike}
+        others = {name for name in self.metric_names if not alike[name.startswith(keys.EVAL_PREFIX)]}
+        self.checkpoints.forget_best(others)
+        self.record.results.forget_best(others)
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
         shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
@@ -354,6 +359,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
         compiler().say = reporter.say  # if it has to be waited for
         return reporter
+
+    def _compare_physics(self, run: RunState) -> tuple[bool, bool]:
+        """Return whether a run evaluates, and whether it trains, under what was evaluated and trained under before."""
+        before, now = self.record.spec.run, run.options
+        same = (before.env_config, before.eval_env_config) == (now.env_config, now.eval_env_config)
+        if self.origin.saved is not None and same:  # it goes on, whether all of it was in force already or not
+            return True, True
+        return self.evaluations.go_on(run.env_config, run.eval_env_config), self.evaluations.train_on(run.env_config)
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; return the last row if the run had already ended."""
@@ -543,8 +556,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
         followed = {} if callable(trained) else followed_in(trained)
-        goes_on = self.evaluations.go_on(configs["env_config"], configs["eval_env_config"])
-        run.check_followed(followed, self.metric_names, self.train_step.eval_row if goes_on else {})
+        evaluates_alike, _ = self._compare_physics(run)
+        run.check_followed(followed, self.metric_names, self.train_step.eval_row if evaluates_alike else {})
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
@@ -745,6 +758,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         algorithm.seed = saved_in["resolved"]["config"].get("seed", algorithm.seed)
         saved = state["run"]
         self.origin = replace(origin, saved=saved, planned=RunOptions() if saved is None else checkpoint.spec.run)
+        self.record.spec = replace(self.record.spec, run=self.origin.planned)
         evaluated_under = self.origin.planned.eval_env_config and parsed(self.origin.planned.eval_env_config)
         if saved is not None:
             self.evaluations.env_config = evaluated_under
