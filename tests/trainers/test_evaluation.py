@@ -272,6 +272,11 @@ def test_an_evaluation_under_another_config_is_tracked_under_a_name_made_of_it()
     trainer.eval(env_config={})
     assert trainer.tracker.history("eval/defaults/returns/mean")
     assert trainer.tracker.history("eval/returns/mean") == own
+    sampled = trainer.eval(deterministic=False)["eval/returns/mean"]
+    assert trainer.tracker.history("eval/sampled/returns/mean") == [(64, sampled)]
+    trainer.eval(env_config={"gravity": 50.0}, deterministic=False)
+    assert trainer.tracker.history("eval/gravity 50 sampled/returns/mean")
+    assert trainer.known["eval/returns/mean"] == trainer.step()["eval/returns/mean"] == own[0][1]
     trainer.eval(env_config={"length": 0.7})
     trainer.eval()
     assert len(trainer.tracker.history("eval/returns/mean")) == 3

@@ -122,7 +122,7 @@ def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
     with pytest.raises(Killed):
         run(make(trainer=options | {"num_eval_envs": 2}), max_steps=6, steps_per_eval=1)
     second = Trainer.resume(tmp_path, tracker=tracker)
-    evaluated = second.eval(deterministic=False)["eval/returns/mean"]
+    evaluated = second.eval()["eval/returns/mean"]
     assert tracker.history("eval/returns/mean")[-1] == (64, evaluated)
     run(second)
     found = [step for step, _ in tracker.history("eval/returns/mean")]

@@ -161,12 +161,13 @@ class Evaluations:
             self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
         return {"env_config": given if function is None else function, "eval_env_config": evaluated}
 
-    def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
-        """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
-        if env_config is None or self._env is None:
-            return None
-        given = self._checked(env_config)
-        return None if given == self.runs_config() else config_name(plain(given))
+    def made_name(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> str | None:
+        """Name an evaluation by its `env_config` and whether it samples; None where it is as the run's own are."""
+        names = [] if deterministic else ["sampled"]
+        if env_config is not None and self._env is not None:
+            given = self._checked(env_config)
+            names[:0] = [] if given == self.runs_config() else [config_name(plain(given))]
+        return " ".join(names) or None
 
     def runs_config(self) -> Given:
         """Return what the run evaluates under: its own config for that, else what training has."""

@@ -625,10 +625,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         Args:
             env_config: Values for the environment's parameters in this evaluation; None takes the run's
                 `eval_env_config`, or else the training's values.
-            deterministic: Whether the policy takes its most likely action rather than a sample.
+            deterministic: Whether the policy takes its most likely action, as in a run's own evaluations, rather than a
+                sample.
             name: The metrics are `eval/<name>/...`. None: they are `eval/...`; with another `env_config` than the
-                run's, they are tracked under a name made from it, such as `eval/gravity 50/...`. An evaluation with a
-                name never replaces the run's own.
+                run's, or with samples, they are tracked under a name made from that, such as `eval/gravity 50/...` or
+                `eval/sampled/...`. An evaluation with a name never replaces the run's own.
 
         Raises:
             RuntimeError: If the training environment is used and is not at a reset, or there is no environment; and as
@@ -638,7 +639,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self._check_place()
         if name is not None:
             check_evaluation_name(name)
-        tracked_name = self.evaluations.config_name(env_config) if name is None else name
+        tracked_name = self.evaluations.made_name(env_config, deterministic=deterministic) if name is None else name
         with Timer(self.algorithm.device) as timer:
             stats = self.evaluations.measure(env_config, deterministic=deterministic)
         spent = {"profiling/eval_ms": timer.elapsed_ms}
