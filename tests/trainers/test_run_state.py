@@ -308,6 +308,17 @@ def test_waiting_for_evaluations_that_nobody_makes_is_refused_before_the_first_s
     assert run(trainer, stop_conditions=[condition], max_steps=1, steps_per_eval=1)[keys.STEPS] == 1
 
 
+def test_a_condition_on_what_a_callback_measures_asks_for_its_declaration():
+    def measure(trainer, row):
+        trainer.eval()
+
+    trainer = make(callbacks=[measure])
+    with pytest.raises(ValueError, match=r"declare that: CALLBACK.metric_names = \['eval/returns/mean'\]\.$"):
+        run(trainer, stop_conditions=[SOLVED])
+    measure.metric_names = ["eval/returns/mean"]
+    assert run(trainer, stop_conditions=[SOLVED])[keys.STEPS] == 1
+
+
 def test_a_plain_callable_that_waits_for_them_is_refused_at_the_first_row():
     trainer = make()
     with pytest.raises(ValueError, match=r"reads 'eval/returns/mean', but .* give `steps_per_eval`"):

@@ -100,7 +100,7 @@ class RunState:
         self._measured = frozenset(measured)
         if not self.evaluates:
             for condition in self.conditions:
-                _check_evaluated(condition, condition.awaited_names - self._measured)
+                self._check_evaluated(condition, condition.awaited_names - self._measured)
         if saved is not None:
             self._go_on(saved)
         self._steps_before, self._counters_before, self._bounded = self.steps, dict(trainer.state), bounded
@@ -123,6 +123,12 @@ class RunState:
 
     def _lacks(self, metric: str) -> bool:
         return metric.startswith(keys.EVAL_PREFIX) and not self.evaluates and not self.callbacks
+
+    def _check_evaluated(self, condition: Condition, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name.startswith(keys.EVAL_PREFIX):
+                declare = f" A callback that measures it must declare that: CALLBACK.metric_names = [{name!r}]."
+                raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}{declare if self.callbacks else ''}")
 
     def _go_on(self, saved: SavedRun) -> None:
         """Restore the progress of a saved run; conditions that it did not have begin afresh."""
@@ -208,7 +214,7 @@ class RunState:
         if not self.evaluates:  # only a call shows what a plain callable reads
             for part in (part for condition in self.conditions for part in parts(condition)):
                 if isinstance(part, FromCallable) and part.missed is not None:
-                    _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
+                    self._check_evaluated(part, {part.missed} - self._measured - set(evaluated))
         reasons = [condition.reason(stats) for condition in self.met] + ([] if why is None else [why])
         if self.limit_reached is not None:
             reasons.append(f"max_steps={self.limit_reached}")
@@ -248,12 +254,6 @@ class RunState:
                 left = math.ceil((bound - counters[name]) / per_step)
                 totals.append(steps + max(left, 0 if steps else 1))
         return min(totals, default=None)
-
-
-def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        if name.startswith(keys.EVAL_PREFIX):
-            raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}")
 
 
 def _alternatives(conditions: Iterable[Condition]) -> Iterator[Condition]:
