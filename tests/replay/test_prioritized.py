@@ -45,6 +45,18 @@ def test_rows_are_drawn_by_their_priorities(alpha, batch):
         assert value > rows - 5 * math.sqrt(2 * rows)
 
 
+def test_updates_that_are_taken_back_leave_no_priority_and_no_largest_one():
+    replay, _ = filled(count=200)
+    replay.append(rows_of(60))
+    before = clone(replay.state_dict())
+    for index in (torch.tensor([[3, 3], [250, 7]]), torch.tensor([[7, 9]])):
+        replay.update(index, torch.full(index.shape, 1e30))
+    replay.undo_updates()
+    replay.undo_updates()  # there is nothing left to take back
+    after = replay.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in ("powers", "sums", "max"))
+
+
 def test_each_draw_of_a_batch_has_its_part_of_the_sum():
     replay, _ = filled(alpha=0.0)
     index = replay.sample(50, 10, torch.Generator().manual_seed(1))

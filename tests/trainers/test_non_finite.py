@@ -16,6 +16,7 @@ from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole, GymnasiumEnv, Spread
+from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.train_step import MAX_IN_A_ROW
@@ -243,6 +244,22 @@ def test_skip_takes_the_update_back_and_goes_on(quantity):
     assert math.isfinite(later["losses/total"])
     assert not torch.equal(before[3], before[2])
     assert bool(weights(trainer).isfinite().all())
+
+
+def test_a_step_that_is_taken_back_leaves_no_priorities(monkeypatch):
+    small = {"num_envs": 2, "horizon": 4, "batch_size": 8, "warmup_steps": 8, "buffer_size": 64, "device": "cpu"}
+    config = DQNConfig(**small, seed=1, prioritized=True, updates_per_sample=1, execution="eager")
+    trainer = Trainer(config.build(CartPole), tracker=MemoryTracker(), on_non_finite="skip")
+    for _ in range(3):
+        trainer.step()
+    replay, step = trainer.algorithm.source.rows, trainer.algorithm.step
+    update, largest = replay.update, replay.state_dict()["max"].clone()
+    monkeypatch.setattr(replay, "update", lambda index, errors: update(index, errors + 1e20))
+    monkeypatch.setattr(trainer.algorithm, "step", lambda: Stats.merge(step(), Stats({"finite/parameters": 1})))
+    with pytest.warns(RuntimeWarning, match="parameters not finite"):
+        trainer.step()
+    assert trainer.state[keys.UPDATES] == 24
+    assert largest == replay.state_dict()["max"]
 
 
 @pytest.mark.filterwarnings("ignore:losses not finite")

@@ -225,7 +225,13 @@ class ReplaySource(Source):
     # -- checkpoints
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale of returns; raise a `ValueError` if the state has one and this has none, or otherwise."""
+        """Restore the scale of returns, and take back priorities by errors of the step's weights.
+
+        Raises:
+            ValueError: If the state has a scale and this has none, or otherwise.
+        """
+        if isinstance(self.rows, PrioritizedReplay):
+            self.rows.undo_updates()
         if ("return_scale" in state) != (self.return_scale is not None):
             had = "a" if "return_scale" in state else "no"
             raise ValueError(
