@@ -245,6 +245,8 @@ def test_a_study_that_was_changed_is_refused(ran, changes, message):
     changed = {"vary": {"lr": [1e-3, 1e-2]}, "evaluate_at": [2], "train": {"wide": TRAIN["wide"]}, "name": "tried"}
     with pytest.raises(StudyError, match=message):
         make(**{**changed, **changes}, directory=str(study.folder)).run()
+    with pytest.raises(ValueError, match="no parameter 'lenght'"):
+        make(**{**changed, **changes, "test": {"lenght": [0.5]}}, directory=str(study.folder)).run()
 
 
 def test_two_processes_do_not_run_one_study(ran):

@@ -113,8 +113,12 @@ class Study:
         config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
         refuse_ranks()
         check_backend(backend, cluster)
-        if (self._stored() or {}).get("done") == (config.trials or 0):
-            return self.results()
+        try:
+            if (self._stored() or {}).get("done") == (config.trials or 0):
+                return self.results()
+        except StudyError:
+            config.check()  # what is misspelt has changed, too
+            raise
         config.check()
         mode = progress or config.run.get("progress", "auto")
         with contextlib.closing(StudyProgress(mode, self.folder)) as shown, self._locked():
