@@ -149,7 +149,8 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if unknown.all():
         raise ValueError(
             f"no row has `next_{what}`, which are the `{what}` of the row after it in its episode: the last rows of "
-            "episodes that are truncated or not over have none, and there are no others. Record longer episodes."
+            "episodes that are truncated or not over have none, and there are no others. Record longer episodes"
+            f"{', or `next_obs`' if what == keys.OBS else ''}."
         )
     # Observations after a termination are never bootstrapped from, but have to be finite.
     own = torch.arange(len(ends), device=ends.device)
