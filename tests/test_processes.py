@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.ports import free_port
 
 from rl8x import processes
 from rl8x.processes import python_process, tolerate_warnings
@@ -176,9 +177,7 @@ def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
 
 @pytest.mark.long
 def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = [sys.executable, str(run_folder.parent / "bin" / "rl8x"), "ui", "--no-browser", "--port", str(port)]
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

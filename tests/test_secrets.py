@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tests.ports import free_port
 
 from rl8x.checkpoint import listed
 from rl8x.cli.main import main
@@ -41,12 +41,6 @@ class Fails(CartPole):
 SMALL = ["num_envs=4", "horizon=4", "device=cpu", "model_config.hidden_sizes=[4]"]
 
 
-def dead_address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 def left_in(folder):
     """The text of every file below a folder, by its path."""
     return {path: path.read_bytes().decode(errors="replace") for path in folder.rglob("*") if path.is_file()}
@@ -68,7 +62,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, mlflow_template):
-    uri = f"http://me:{quote(PASSWORD, safe='')}@{dead_address()}"
+    uri = f"http://me:{quote(PASSWORD, safe='')}@127.0.0.1:{free_port()}"
     shown = uri.replace(quote(PASSWORD, safe=""), "***")
     words = ["train", "secret_task.Fails", *SMALL, "--max-steps", "2", "--tracking-uri", uri]
     paths = os.pathsep.join([str(work), *sys.path])

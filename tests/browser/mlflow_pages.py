@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final
 import psutil
 from mlflow import MlflowClient
 from tests.browser.chromium import Browser
+from tests.ports import free_port
 
 LEARNING_RATES: Final = {"fast": "5e-3", "slow": "5e-4"}
 
@@ -25,9 +25,7 @@ LEARNING_RATES: Final = {"fast": "5e-3", "slow": "5e-4"}
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Have `rl8x ui` show the runs of a folder for as long as the context lasts; yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "rl8x.cli.main", "ui", "--no-browser", "--port", str(port)]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
     address = f"http://127.0.0.1:{port}"

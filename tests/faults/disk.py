@@ -8,13 +8,13 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.faults.tries import ROWS, Ended, Run, Timing, Try, command, obey_permissions
+from tests.ports import free_port
 
 from rl8x.tracking.locks import is_locked
 
@@ -33,13 +33,6 @@ def disk(attempt: Try) -> int:
     """Break the file system under a run at a random instant."""
     attempt.random.choice(KINDS)(attempt)
     return 1
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def send_away(attempt: Try, chance: float) -> bool:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.disk import free_port
 from tests.faults.tries import ROWS, Try, UsersError
 from tests.forks import forked
+from tests.ports import free_port
 
 KINDS = ("reset", "reset after", "status", "status after", "truncated", "empty", "wrong", "slow", "slow after")
 KINDS += ("half open",)

@@ -15,6 +15,7 @@ import zlib
 
 import psutil
 import pytest
+from tests.ports import free_port
 
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, open_browser, runs_link, serve_ui, ui, ui_command
@@ -208,8 +209,7 @@ sys.exit(ui.serve_ui("sqlite:///x.db"))
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 @pytest.mark.usefixtures("default_signals")
 def test_however_it_is_ended_nothing_is_left_on_the_port(tmp_path, sent):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / "server.py").write_text(SERVER)
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "server.py"), str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as driver:
