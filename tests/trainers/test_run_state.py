@@ -11,6 +11,7 @@ from tests.trainers.test_evaluation import build, run
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing, from_spec
+from rl8x.envs import CartPole
 from rl8x.randomization import Scheduled
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
@@ -41,6 +42,14 @@ def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_polic
 
 
 LONG = {"length": 9.0}
+
+
+class Worth(CartPole):
+    """Nothing."""
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, ends = super().transition(state, actions, parameters, noise)
+        return state, 0.0 * rewards, ends
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,25 @@ def test_the_best_under_other_physics_is_not_compared(metric, first, second, ane
     assert (trainer.checkpoints.best["value"] < 1e9) == anew
     assert (trainer.record.results._courses[metric].best < 1e9) == anew
     assert len(trainer.record.results._courses[metric].points) == 4  # its curve is whole
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "anew"),
+    [("auto", Worth, True), ("auto", True, False), (Worth, Worth, False), ("auto", ..., False), ("auto", False, True)],
+)
+def test_a_resumed_run_does_not_compare_what_other_environments_gave(first, second, anew, tmp_path):
+    rows, name, tracker = [], "eval/returns/mean", MemoryTracker()
+    log = [lambda trainer, row: rows.append(row.get(name))]
+    saved = Checkpoints(tmp_path, best=None if second is False else name)
+    algorithm = build(horizons_per_env_reset=1)
+    Trainer(algorithm, eval_env=first, num_eval_envs=2, tracker=tracker, checkpoints=saved).run(
+        steps_per_eval=1, max_steps=2, progress="none"
+    )
+    again = Trainer.resume(tmp_path, eval_env=second, tracker=tracker, callbacks=log)
+    again.run(steps_per_eval=2, max_steps=4, progress="none")
+    assert (rows[0] is None) == anew
+    if second is Worth and anew:
+        assert again.checkpoints.best["value"] == again.record.results.row[f"best/{name}"] == 0.0
 
 
 def test_a_resumed_run_whose_physics_are_not_in_force_yet_has_the_rows_of_the_whole_one(tmp_path):

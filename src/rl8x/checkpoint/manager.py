@@ -12,7 +12,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -259,9 +259,9 @@ class CheckpointManager:
         self.best = {"metric": metric, "mode": mode, "value": value, "steps": steps}
         return True
 
-    def forget_best(self, metrics: Collection[str]) -> None:
-        """Take the next value for the best if that is of some metrics, which are measured otherwise from here on."""
-        if self.best is not None and self.best["metric"] in metrics:
+    def forget_best(self, is_other: Callable[[str], bool]) -> None:
+        """Take the next value for the best if that is of a metric that is measured otherwise from here on."""
+        if self.best is not None and is_other(self.best["metric"]):
             self.best = self._written_best = None
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:

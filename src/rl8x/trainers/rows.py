@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -151,10 +151,10 @@ class Results:
     def _judged(self) -> dict[str, Course]:
         return {name: course for name, course in self.courses.items() if math.isfinite(course.best)}
 
-    def forget_best(self, names: Collection[str]) -> None:
-        """Have metrics begin their best anew, as they are measured otherwise from here on."""
-        for name in self._courses.keys() & names:
-            self._courses[name].best = -math.inf
+    def forget_best(self, is_other: Callable[[str], bool]) -> None:
+        """Have metrics begin their best anew that are measured otherwise from here on."""
+        for course in (course for name, course in self._courses.items() if is_other(name)):
+            course.best = -math.inf
 
     @property
     def row(self) -> dict[str, float]:

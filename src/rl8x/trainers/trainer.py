@@ -23,7 +23,7 @@ from rl8x.checkpoint.files import checked_state
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
-from rl8x.config.files import unwritable
+from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -206,7 +206,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             overrides: Hyperparameters to change from now on; the tracked run records them.
             tracker: Stores params and metrics; None is the saved run's, if that was MLflow or a `NullTracker`. Any
                 other tracker must be given.
-            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice.
+            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice. Under another one the
+                best begins anew.
             callbacks: Called with the trainer and each row of statistics, see the class.
             checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
             trust: Whether to trust the checkpoint as your own code. It may then name modules to be imported, whose code
@@ -345,13 +346,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
         algorithm = self.algorithm
         algorithm.plan_execution(run.most_steps)
-        evaluates_alike, trains_alike = self._compare_physics(run)
-        if not evaluates_alike:
-            self.train_step.forget_evaluation()
-        alike = {True: evaluates_alike, False: trains_alike}
-        others = {name for name in self.metric_names if not alike[name.startswith(keys.EVAL_PREFIX)]}
-        self.checkpoints.forget_best(others)
-        self.record.results.forget_best(others)
+        self._measure_anew(*self._compare_physics(run))
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
         shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
@@ -367,6 +362,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if self.origin.saved is not None and same:  # it goes on, whether all of it was in force already or not
             return True, True
         return self.evaluations.go_on(run.env_config, run.eval_env_config), self.evaluations.train_on(run.env_config)
+
+    def _measure_anew(self, evaluates_alike: bool, trains_alike: bool) -> None:
+        """Forget the latest evaluation, and the best of what is measured otherwise from here on."""
+        if not evaluates_alike:
+            self.train_step.forget_evaluation()
+        for each in (self.checkpoints, self.record.results):
+            each.forget_best(lambda name: not (evaluates_alike if name.startswith(keys.EVAL_PREFIX) else trains_alike))
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; return the last row if the run had already ended."""
@@ -764,6 +766,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if saved is not None:
             self.evaluations.env_config = evaluated_under
         self.record.resume(checkpoint, origin, state["results"], evaluated_under)
+        evaluated_in = (checkpoint.spec.trainer.eval_env, self.record.spec.trainer.eval_env)
+        before, now = ("auto" if each is True else each or False for each in evaluated_in)
+        self._measure_anew(before == now or bool([*unwritable_in(before)]), True)  # what no file holds is given again
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""
