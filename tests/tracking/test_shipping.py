@@ -174,7 +174,7 @@ def test_a_store_that_is_away_from_the_start_is_told_at_the_end(make, store, cap
     assert (values(store.run, "a"), store.run["status"]) == ([(0, 0.0)], "FINISHED")
 
 
-def test_a_hanging_store_holds_nobody_up(make, store):
+def test_a_hanging_store_holds_nobody_up(make, store, caplog):
     store.hang = threading.Event()
     run = make(finish_timeout_s=0.2)
     with mock.patch.object(shipping, "FIRST_CONTACT_S", 0.0):
@@ -186,6 +186,7 @@ def test_a_hanging_store_holds_nobody_up(make, store):
         run.finish()
         assert time.monotonic() - begin < 5
     assert run.journal.unsent().num_rows == 500
+    assert "not all of the run has reached the store (it took longer than 0.2 s); it is in" in caplog.text
     store.hang.set()
     wait_for(lambda: not run.journal.folder.exists())
     assert len(values(store.run, "a")) == 500

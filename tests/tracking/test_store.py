@@ -155,6 +155,15 @@ def test_a_locked_database_is_an_outage_without_a_traceback(store, mlruns, caplo
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+def test_an_error_of_a_database_is_told_without_the_query(store, mlruns):
+    run_id = store.create_run(SPEC)
+    with contextlib.closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
+        connection.execute("ALTER TABLE tags RENAME TO others")
+    with pytest.raises(StoreDownError) as caught:
+        store.set_tags(run_id, {"a": "b" * 300})
+    assert str(caught.value) == "(sqlite3.OperationalError) no such table: tags"
+
+
 @contextlib.contextmanager
 def served(answer, **options):
     """A store on a server, or on a proxy before it, whose answer to a method (GET, POST) is a code and a text."""

@@ -249,7 +249,8 @@ class OpenRun:
             if self.journal.num_waiting:
                 self._send_lines()
             timeouts = (self.finish_timeout_s, self.outage_timeout_s)
-            self.wait(lambda: self.has_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
+            if not self.wait(lambda: self.has_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin):
+                self.outage = self.outage or f"it took longer than {self.finish_timeout_s:g} s"
         finally:  # a second Ctrl-C ends the waiting
             self._leave()
 

@@ -33,6 +33,7 @@ MAX_METRICS = 1000  # in one of MLflow's calls
 _MAX_POINTS = 4000
 MAX_PARAMS = 100
 _LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # a server may read from a copy of its database that is a little behind
+_QUERY = r"\n\[SQL: |\n\(Background on this error at: "  # what SQLAlchemy adds to an error
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
 
@@ -369,7 +370,8 @@ def _refuses(error: Any) -> bool:
 
 def _short(error: Exception) -> str:
     """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
-    text = " ".join(hide(str(error)).split())  # before it is cut, maybe within a password
+    text = re.split(_QUERY, hide(str(error)), maxsplit=1)[0]  # hidden before it is cut, maybe within a password
+    text = " ".join(text.split())
     return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"
 
 
