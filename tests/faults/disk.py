@@ -235,8 +235,10 @@ def moved(attempt: Try) -> None:
         attempt.work.mkdir()
         away.rename(attempt.work / "mlruns")
         shutil.copy(old / "run.json", attempt.work)
-        # What it said of places, as they are by now.
-        ended = dataclasses.replace(ended, said=ended.said.replace(f"{away}/", f"{attempt.work / 'mlruns'}/"))
+        # What it said of places, as they are by now; a journal is told of where it was, as docs/tracking.md says.
+        runs_now = f"{attempt.work / 'mlruns'}/"
+        said = ended.said.replace(f"{away}/", runs_now).replace(" mlruns/spool/", f" {runs_now}spool/")
+        ended = dataclasses.replace(ended, said=said)
     attempt.database = attempt.work / "mlruns" / "mlflow.db"
     before = set(root.rglob("mlflow.db"))
     check(attempt, timing, ended)
