@@ -341,6 +341,21 @@ def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(jour
     assert not journal.rejected
 
 
+def test_a_full_disk_of_the_store_is_an_outage_although_what_needs_no_room_is_taken(journal, store):
+    send(journal, store, row(0))
+    for step in range(1, 200):
+        journal.append(row(step))
+    store.calls.clear()
+    full = StoreDownError("(sqlite3.OperationalError) database or disk is full")
+    store.fails = lambda call, content: full if call == "log_points" else None
+    with pytest.raises(NotNowError, match="disk is full"):
+        Sender(journal, store).send_all()
+    assert (store.calls.count("log_points"), len(journal.rejected)) == (1, 0)  # not each point alone
+    store.fails = lambda call, content: None
+    Sender(journal, store).send_all()
+    assert len(values(store.run, "a")) == 200
+
+
 def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(journal, store):
     journal.append(params(big="x" * 7000, small="1"), row(1), params(big="x" * 7000))
     store.fails = lambda call, content: StoreDownError("no bucket") if call == "log_text" else None

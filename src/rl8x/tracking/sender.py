@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ _WITH_FILE = ("artifact", "model")
 _MOST_TOLD = 5  # times that a run went back, in its description
 _MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
 TRIES = 3
+_FULL = "database or disk is full|could not extend file"  # sqlite and PostgreSQL
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"
 WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
@@ -332,6 +334,8 @@ class Sender:
                 error = caught
             if isinstance(error, _MALFORMED):
                 break
+            if re.search(_FULL, str(error)):  # no entry's fault, though what needs no more room is taken
+                raise NotNowError(str(error)) from error
             try:
                 check()  # a run that is deleted refuses all
             except Exception as down:
