@@ -44,6 +44,7 @@ def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
         busy = sync(tmp_path)
         assert (busy.num_busy, busy.num_sent) == (1, 0)
         assert "in use by this process" in busy.spools[0].message
+        assert str(busy).startswith(f"busy {busy.spools[0].folder.name}: the journal")
     report = sync(tmp_path)
     assert (report.num_failed, report.num_sent) == (0, 1)
     assert "nothing was logged" in str(report)

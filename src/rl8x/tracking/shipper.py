@@ -341,8 +341,9 @@ class SpoolReport:
 
     def __str__(self) -> str:
         run = f"run {self.run_id}" if self.run_id else "no run yet"
+        about = "" if self.outcome == "busy" else f" ({run}, {self.num_rows} rows)"  # which another process knows
         note = f": {self.message}" if self.message else ""
-        return hide(f"{self.outcome} {self.folder.name} ({run}, {self.num_rows} rows){note}")
+        return hide(f"{self.outcome} {self.folder.name}{about}{note}")
 
 
 @dataclass(frozen=True)
