@@ -37,7 +37,6 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def own(shared, monkeypatch):
-    """What programs are compiled by."""
     monkeypatch.setattr(compiler, "compiler", lambda: shared)
     return shared
 

@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _captures(monkeypatch):
-    """Let the CPU capture."""
     monkeypatch.setattr("rl8x.execution.programs.capture_cuda", record_once)
 
 

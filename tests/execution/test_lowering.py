@@ -33,7 +33,6 @@ def laid_out(x, y):
 
 
 def typed(x, y):
-    """Numbers of every kind."""
     kinds = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8]
     near = [(x * 10).abs().to(kind) for kind in kinds]
     return [*[each + each for each in near], x > y, x.to(torch.bfloat16) @ y.t().to(torch.bfloat16)]
@@ -49,14 +48,12 @@ def searched(x, y):
 
 
 def convolved(image, weight):
-    """Convolutions and pools, and what is computed of their results in place."""
     hidden = functional.conv2d(image, weight, stride=2, padding=1).relu()
     pooled, places = functional.max_pool2d(hidden, 2, return_indices=True)
     return [hidden, pooled, places, functional.conv2d(pooled, weight.transpose(0, 1), padding=1).flatten(1)]
 
 
 def attended(x, y):
-    """Products of batches, and an attention."""
     query, key = x.view(2, 1, 2, 5), y.view(2, 1, 2, 5)
     table = functional.embedding(torch.tensor([0, 1]), x)
     return [
@@ -103,7 +100,6 @@ def step(position, speed, last, gain, push):
 
 @pytest.fixture(scope="module")
 def programs():
-    """Everything, compiled side by side."""
     made = {name: described(function, *tensors) for name, (function, tensors) in FUNCTIONS.items()}
     made["loop"] = described(Loop(step, 3, ends=True), *[numbers(2, 3)] * 3, numbers(4, 3), numbers(COUNT, 2, 4))
     for program, _ in made.values():

@@ -42,7 +42,6 @@ def test_tensors_that_are_held_are_inputs_in_the_order_of_their_use():
 
 
 def checked(x):
-    """Take a gradient while anomalies are detected, which reads it."""
     with torch.autograd.set_detect_anomaly(True):
         weight = x.clone().requires_grad_()
         return torch.autograd.grad((weight * weight).sum(), weight)

@@ -249,11 +249,9 @@ def compare(
     """Compare runs.
 
     Args:
-        runs: Names or IDs of runs, or folders of checkpoints, or one such; of a run that has children these are
-            compared.
+        runs: Names or IDs of runs, or folders of checkpoints, or one such; of a run with children these are compared.
         experiment: Name or ID of an experiment, all of whose runs are compared too.
-        metrics: The metrics to compare, or one. None named: returns of evaluations if all runs have them, else of
-            training.
+        metrics: The metrics to compare, or one. None: returns of evaluations if all runs have them, else of training.
         group_by: Params whose values make groups; runs of a group are averaged.
         minimize: Whether the lowest value of a metric is its best one.
         level: Coverage of the intervals over the runs of a group, in (0, 1).
@@ -264,8 +262,7 @@ def compare(
         The runs side by side; its text is the table for a terminal.
 
     Raises:
-        ValueError: If a run, metric or param does not exist, the runs have no metric in common, or `level` is out of
-            its range.
+        ValueError: If a run, metric or param does not exist, the runs have no common metric, or `level` is illegal.
 
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """

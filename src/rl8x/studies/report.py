@@ -176,11 +176,10 @@ def report(
     report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
     files = report.write(found.folder if output is None else output)
     if log and (found.run_id or (found.run_key and found.definition.get("tracking") is not False)):
-        uri = tracking_uri or found.definition.get("tracking_uri")
-        location = locate(uri)
+        location = locate(tracking_uri or found.definition.get("tracking_uri"))
         if is_default(location) and location.database and not location.database.exists():  # a folder that was sent
             return report
-        reader = RunReader(uri)
+        reader = RunReader(location.uri)
         run = reader.run(found.run_id) if found.run_id else reader.run_of_spool(found.run_key)
         if run is not None:
             reader.log_files(run.id, files, "report")

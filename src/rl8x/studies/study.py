@@ -49,8 +49,7 @@ class Study:
         test: The test cells, as `rl8x.envs.cells.make_cells` takes them: listed values of parameters, all combined,
             or distributions of which `test_cells` are drawn.
         seeds: Seeds of each training: a list, or their number.
-        vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials`
-            ranges.
+        vary: Hyperparameters, or other keys of a run, and lists of their values, all combined; with `trials` ranges.
         trust: Whether what is named may import any module; `RunSpec` explains it.
         options: The other keys of a study (`StudyConfig`), and those of a run (`RunSpec`): `env`, `algorithm`,
             `algorithm_config`, `max_steps`, `stop_conditions`, ...
@@ -113,12 +112,8 @@ class Study:
         config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
         refuse_ranks()
         check_backend(backend, cluster)
-        try:
-            if (self._stored() or {}).get("done") == (config.trials or 0):
-                return self.results()
-        except StudyError:
-            config.check()  # what is misspelt has changed, too
-            raise
+        if (self._stored() or {}).get("done") == (config.trials or 0):
+            return self.results()
         config.check()
         mode = progress or config.run.get("progress", "auto")
         with contextlib.closing(StudyProgress(mode, self.folder)) as shown, self._locked():
@@ -161,6 +156,7 @@ class Study:
         if not isinstance(definition, dict) or not isinstance(stored.get("run_key"), str):
             raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.")
         if changes := self.config.changes(definition):
+            self.config.check()  # what is misspelt has changed, too
             raise StudyError(
                 f"the study in {self.folder} is another one: {'; '.join(changes)}. Change that back to go on with it, "
                 "or give this one another `name`."
@@ -306,8 +302,7 @@ class Study:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page.
 
         Args:
-            options: Arguments of `rl8x.studies.report.report`: `baseline`, `parameters`, `over`, `level`, `seed`,
-                `output`.
+            options: Arguments of `rl8x.studies.report.report`, such as `baseline`, `over`, `level` and `output`.
 
         Returns:
             The report; its text is the tables for a terminal.
