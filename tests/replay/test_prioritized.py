@@ -48,6 +48,7 @@ def test_rows_are_drawn_by_their_priorities(alpha, batch):
 def test_updates_that_are_taken_back_leave_no_priority_and_no_largest_one():
     replay, _ = filled(count=200)
     replay.append(rows_of(60))
+    replay.begin_updates()
     before = clone(replay.state_dict())
     for index in (torch.tensor([[3, 3], [250, 7]]), torch.tensor([[7, 9]])):
         replay.update(index, torch.full(index.shape, 1e30))

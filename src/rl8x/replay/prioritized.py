@@ -50,14 +50,13 @@ class PrioritizedReplay(Replay):
         self._powers = torch.zeros(num_blocks, _BLOCK, device=self.device)
         self._sums = torch.zeros(num_blocks, dtype=torch.float64, device=self.device)
         self._max = torch.ones((), device=self.device)
-        # Of each update since rows were appended: its rows, what priorities they had, and the largest of all.
-        self._replaced: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Of each update since `begin_updates`: its rows, what priorities they had, and the largest of all.
+        self._replaced: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
         """Append rows, replacing the oldest, with the largest priority; see `Replay.append`."""
         before = self.total
-        self._replaced.clear()
         super().append(rows, checked=checked)
         for _, slots in self.slots(max(before, self.oldest), self.total):
             self._powers.view(-1)[slots] = self._max
@@ -91,16 +90,21 @@ class PrioritizedReplay(Replay):
     def update(self, index: Tensor, errors: Tensor) -> None:
         """Give rows the priorities of their last errors."""
         flat = index.reshape(-1)
-        self._replaced.append((flat, self._powers.view(-1)[flat], self._max.clone()))
+        if self._replaced is not None:
+            self._replaced.append((flat, self._powers.view(-1)[flat], self._max.clone()))
         powers = errors.detach().reshape(-1).to(self._powers.dtype).abs().add_(self.epsilon).pow_(self.alpha)
         powers = torch.where(powers.isfinite(), powers, self._max)
         torch.maximum(self._max, powers.amax(), out=self._max)
         self._powers.view(-1).scatter_reduce_(0, flat, powers, "amax", include_self=False)
         self._sum_blocks_of(flat)
 
+    def begin_updates(self) -> None:
+        """Have `undo_updates` take back the updates from here on."""
+        self._replaced = []
+
     @torch.no_grad()
     def undo_updates(self) -> None:
-        """Take back all updates since rows were appended, whose errors were of weights that are no more."""
+        """Take back all updates since `begin_updates`, whose errors were of weights that are no more."""
         while self._replaced:
             flat, powers, largest = self._replaced.pop()
             self._powers.view(-1)[flat] = powers

@@ -196,6 +196,8 @@ class ReplaySource(Source):
         """Return the number of updates that are due, and count them as made; 0 while any rank has no rows."""
         self._has_rows = self._has_rows or ranks().all("whether there are rows", self.rows.size > 0)
         due = int(self.updates_owed) if self._has_rows else 0
+        if isinstance(self.rows, PrioritizedReplay):
+            self.rows.begin_updates()
         self.updates_owed -= due
         return due
 
