@@ -148,7 +148,7 @@ class Compiler:
         if self._process is not None and self._owner == os.getpid():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.communicate()  # waits, and closes the pipes
         self._process = None
         self._requested.clear()
 
