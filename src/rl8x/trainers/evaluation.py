@@ -244,10 +244,15 @@ class Evaluations:
             raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 
+def values_under(config: Given, env: Env) -> dict[str, Any]:
+    """Return the value of each parameter of an environment under a configuration."""
+    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
+
+
 def _begins(config: Given, env: Env) -> dict[str, Any]:
     """Return the number or distribution of each parameter of an environment, of a schedule that at its first point."""
-    values = {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
-    now = {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values.items()}
+    values = values_under(config, env).items()
+    now = {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values}
     return {name: value.values[0] if isinstance(value, PerCopy) else value for name, value in now.items()}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,13 +18,11 @@ from rl8x import __version__, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import flatten_params, qualified_name
 from rl8x.checkpoint import Checkpoint
-from rl8x.checkpoint.files import Resolved
 from rl8x.checkpoint.load import CHECKPOINTS_TAG, resolve, spool_of
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import RANKS, gathered, num_ranks
-from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in
-from rl8x.config.spec import RunSpec, TrainerSpec
+from rl8x.config.spec import TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
@@ -35,16 +32,17 @@ from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
-from rl8x.trainers import description
-from rl8x.trainers.description import GoingOn
+from rl8x.trainers.description import Description, command
+from rl8x.trainers.evaluation import values_under
 from rl8x.trainers.resume import Origin, handle_for, job, torch_generators
-from rl8x.trainers.rows import Results, counter_name
+from rl8x.trainers.rows import counter_name
 from rl8x.trainers.run_state import RunState
 
+RUN_FILE: Final = "run.yaml"
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
-class Record:
+class Record(Description):
     """Writes a trainer's runs to one tracked run, to its checkpoints and to its last lines."""
 
     def __init__(
@@ -56,20 +54,15 @@ class Record:
         eval_env: Env | None,
         num_eval_envs: int,
     ) -> None:
-        self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
+        super().__init__(algorithm, tracker, checkpoints, trainer, eval_env)
         self.is_written = False  # whether a file, or a `RunSpec` of a script, made the run
-        self.run: RunState | None = None  # in progress, or the last one
         self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
         self.log_ms = 0.0  # that the last row took
-        self.results = Results()  # the courses of its mean returns so far
-        self._trainer = trainer
-        self._eval_env, self._num_eval_envs = eval_env, num_eval_envs
-        self._steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
+        self._num_eval_envs = num_eval_envs
         self._handle: str | None = None
         self._process: int | None = None  # that began what is kept of the run
         self._repeats = self._only_adds = False
-        self._resume_tags: dict[str, str] = {}
-        self._whole_file: dict[str, Any] | None = None
+        self._resume_tags: Mapping[str, str] = {}
         self._logged: dict[str, Any] = {}  # once: MLflow changes no param that it has
         self._shown: set[str] = set()  # all that ever were
         self._tagged: Path | None = None
@@ -78,16 +71,6 @@ class Record:
         self._config: Given | None = None
         if algorithm.env is None:
             self._config = {} if eval_env is None else eval_env.parameter_state.following.given
-
-    @functools.cached_property
-    def spec(self) -> RunSpec:
-        """How the run is made: by what made the trainer, else by what it is made of; each `run()` has a new one."""
-        return run_spec(self.algorithm, self._trainer)
-
-    @functools.cached_property
-    def resolved(self) -> Resolved:
-        """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
-        return resolve(self.algorithm)
 
     # -- the tracked run
 
@@ -104,20 +87,17 @@ class Record:
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         steered_by = function_name(checkpoint.spec.run.env_config)
-        self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, steered_by)}
+        self._shown = {*self._config_params(trained, eval_config, steered_by)}
         for name, value in checkpoint.metadata["resolved"]["config"].items():
             self._shown |= flatten_params(name, value).keys() if name in origin.overrides else set()
         self._shown |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
-        self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, dict(origin.tags)
+        self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, origin.tags
 
     def prepare(self, run: RunState) -> None:
-        """Note the options of a `run()` before it begins; callbacks cannot be written to a run file."""
+        """Note the options of a `run()` before it begins."""
         self.run = run
-        self._steered_by = function_name(run.options.env_config)
+        self.steered_by = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options)
-        plain = self.spec.to_plain()
-        is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
-        self._whole_file = dict(hide_in_data(plain)) if is_whole and not [*unwritable_in(plain)] else None
         horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
         if horizons is not None:
             state = horizons.env.parameter_state
@@ -142,8 +122,8 @@ class Record:
             params=self._logged,
             tags={
                 "rl8x.version": __version__,
-                "rl8x.command": description.command(),
-                **description.labels(self.algorithm),
+                "rl8x.command": command(),
+                **{f"rl8x.{name}": value for name, value in self.labels.items()},
                 **({} if fresh or self._only_adds else {"rl8x.stop_reason": ""}),  # until it ends again
                 **self._resume_tags,
             },
@@ -156,8 +136,15 @@ class Record:
         self.is_open = True
         if not self._only_adds:
             self._describe(finished=False)
-        if fresh and self._whole_file is not None:
-            self.tracker.log_text(dump_run(self._whole_file), description.RUN_FILE)
+        if fresh and self.run is not None:
+            self._log_run_file(self.run)
+
+    def _log_run_file(self, run: RunState) -> None:
+        """Keep the run file, if one can hold all of the run; it cannot hold callbacks."""
+        plain = self.spec.to_plain()
+        is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
+        if is_whole and not [*unwritable_in(plain)]:
+            self.tracker.log_text(dump_run(dict(hide_in_data(plain))), RUN_FILE)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -203,13 +190,13 @@ class Record:
             self.tag_checkpoints()
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
-            ended = description.describe_ending(self.algorithm, self.run, status, stop_reason, evaluation, self.results)
+            ended = self.ending(status, stop_reason, evaluation)
             self._describe(finished=status == "FINISHED", ended=ended)
         self.tracker.finish(status)
 
     def _describe(self, *, finished: bool, ended: str | None = None) -> None:
-        text = description.describe(self.algorithm, self.run, self._going_on.calls(finished=finished), ended)
         directory = self.checkpoints.directory
+        text = self.page(ended, finished=finished)
         self.tracker.describe(text, None if directory is None else shlex.quote(str(directory.absolute())))
 
     def _log_results(self, *, finished: bool) -> None:
@@ -225,7 +212,7 @@ class Record:
             self.tracker.log_metrics(row, self.algorithm.counters[clock])
         series = {name: course.points for name, course in courses.items()}
         if any(len(points) > 1 for points in series.values()):
-            title = f"{type(self.algorithm).__name__} on {description.task_name(self.algorithm)}"
+            title = f"{self.labels['algorithm']} on {self.labels['task']}"
             self.tracker.log_curves(series, title, counter_name(clock))
 
     # -- params
@@ -237,15 +224,11 @@ class Record:
         if config is None:
             config = {} if env is None else env.parameter_state.following.given
         eval_config = None if self.run is None else self.run.eval_env_config
-        algorithm = self.algorithm
-        configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
-        if "num_eval_envs" in configs:
-            configs["num_eval_envs"] = self._num_eval_envs
         present = {
-            **algorithm.params,
+            **self.algorithm.params,
             **self._params_of_ranks(ranks().size),
             **({} if self.run is None else self.spec.params),
-            **configs,
+            **self._config_params(config, eval_config, self.steered_by),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -259,16 +242,36 @@ class Record:
         total = {} if env is None else {"num_envs.total": env.num_copies * size}
         return {"ranks": size, **total} if size > 1 else {}
 
+    def _config_params(self, config: Given, eval_config: Given | None, steered_by: str | None) -> dict[str, Any]:
+        """Return the environment's parameters as params, and those of evaluations that differ or were shown."""
+        env, eval_env = self.algorithm.env, self.eval_env
+        trained = {} if env is None or steered_by is not None else values_under(config, env)
+        params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+        if steered_by is not None:
+            params["env_config"] = f"function {steered_by}"
+        played = env if eval_env is None else eval_env
+        if played is None:
+            return params
+        if eval_config is not None or steered_by is None:
+            config = inherited_config(config, played.num_copies) if eval_config is None else eval_config
+            for name, value in values_under(config, played).items():
+                param = f"eval_env_config.{name}"
+                if name in (eval_config or {}) or value != trained.get(name) or param in self._shown:
+                    params[param] = shown_value(value)
+        params["num_eval_envs"] = self._num_eval_envs
+        params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
+        return params
+
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
-        env, steered_by, config = self.algorithm.env, self._steered_by, self._config
+        env, steered_by, config = self.algorithm.env, self.steered_by, self._config
         if callable(env_config):
             steered_by = function_name(function_form(env_config))
         elif env is not None:
             in_force = env.parameter_state.in_force
             steered_by, config = steered_by if in_force.steered else None, in_force.given
-        if (steered_by, config) != (self._steered_by, self._config):
-            self._steered_by, self._config = steered_by, config
+        if (steered_by, config) != (self.steered_by, self._config):
+            self.steered_by, self._config = steered_by, config
             self.update_params()
 
     def update_params(self, *names: str) -> None:
@@ -343,61 +346,3 @@ class Record:
             "names": getattr(tracker, "names", None),
             "database": self._database,
         }
-
-    # -- how to go on
-
-    def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
-        """Print how the run ended and how to continue it; return the lines on the latter."""
-        verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
-        lines = self._going_on.lines(status)
-        made = description.steps_made(self.algorithm, self.run)
-        for line in (f"{verb} after {made}: {reason:.300}", *lines):
-            say(line)
-        return lines
-
-    @property
-    def _going_on(self) -> GoingOn:
-        return GoingOn(
-            spec=self.spec,
-            resolved=self.resolved,
-            run=self.run,
-            tracker=self.tracker,
-            directory=self.checkpoints.directory,
-            steps=self.algorithm.counters[keys.STEPS],
-            steered=self._steered_by is not None,
-            plays=self.algorithm.env is not None or self._eval_env is not None,
-        )
-
-
-# -- the configurations of a run's environments as params
-
-
-def _config_params(
-    env: Env | None,
-    eval_env: Env | None,
-    config: Given,
-    eval_config: Given | None,
-    steered_by: str | None,
-    shown: Collection[str] = (),
-) -> dict[str, Any]:
-    """Return the environment's parameters as params, and those of evaluations that differ or were `shown`."""
-    trained = {} if env is None else _in_force(env, config)
-    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
-    if steered_by is not None:
-        trained, params = {}, {"env_config": f"function {steered_by}"}
-    played = env if eval_env is None else eval_env
-    if played is None:
-        return params
-    inherited = inherited_config(config, played.num_copies) if eval_config is None else eval_config
-    played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
-    for name, value in played_under.items():
-        param = f"eval_env_config.{name}"
-        if name in (eval_config or {}) or value != trained.get(name) or param in shown:
-            params[param] = shown_value(value)
-    params["num_eval_envs"] = played.num_copies
-    params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
-    return params
-
-
-def _in_force(env: Env, config: Given) -> dict[str, object]:
-    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}

@@ -453,7 +453,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         finally:
             # If the run failed before its first step, the error alone is reported.
             if status != "FAILED" or run.has_stepped:
-                self.ending = self.record.report(status, self.stop_reason, reporter.say)
+                verb, why = "failed" if status == "FAILED" else "stopped", " ".join(str(self.stop_reason).split())
+                self.ending = self.record.report(status)
+                for line in (f"{verb} after {self.record.steps_made}: {why:.300}", *self.ending):
+                    reporter.say(line)
 
     def _save_at_once(self, run: RunState) -> None:
         """Write a checkpoint, and wait until it is on the disk."""
