@@ -155,7 +155,7 @@ class Evaluations:
             trained.parameter_state.resolve(given or {}, steered=True)
         elif self._algorithm.horizons is not None:
             self._algorithm.horizons.check_applies(given)
-        training = given if trained is None or given is not None else trained.parameter_state.following.given
+        training = given if trained is None or given is not None else self._following
         evaluated = None if eval_config is None else self._checked(eval_config, called, training)
         if eval_config is None and training is not None and self._evaluator is not None:
             self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
@@ -173,35 +173,29 @@ class Evaluations:
         """Return what the run evaluates under: its own config for that, else what training has."""
         if self.env_config is not None:
             return self._checked(self.env_config)
-        if self._algorithm.env is None:
-            return self._came_with
-        training = self._algorithm.env.parameter_state
-        if self._evaluator is None:
-            return training.following.given
-        return inherited_config(training.in_force.given, self.num_envs)
+        if self._algorithm.env is None or self._evaluator is None:
+            return self._following
+        return inherited_config(self._algorithm.env.parameter_state.in_force.given, self.num_envs)
 
-    def go_on(self, env_config: Any, eval_config: Any) -> bool:
-        """Whether a run with these checked configurations evaluates under what evaluations until now did.
-
-        Where a function gives the training's values, it does, whatever they are at present; a schedule counts as its
-        first point.
-        """
-        if self._env is None or (callable(env_config) and eval_config is None):
-            return True
-        if eval_config is None:
-            trained = self._algorithm.env
-            following = self._came_with if trained is None else trained.parameter_state.following.given
-            eval_config = inherited_config(following if env_config is None else env_config, self.num_envs)
-        configs = (inherited_config(self.runs_config(), self.num_envs), eval_config)
-        before, after = (_begins(config, self._env) for config in configs)
-        return before == after
-
-    def train_on(self, env_config: Any) -> bool:
-        """Whether a run with this checked `env_config` trains under what was trained under until now; see `go_on`."""
+    @property
+    def _following(self) -> Given:
+        """What the next reset of training has; without training what the evaluation environment came with."""
         trained = self._algorithm.env
-        if trained is None or env_config is None or callable(env_config):
-            return True
-        return _begins(trained.parameter_state.following.given, trained) == _begins(env_config, trained)
+        return self._came_with if trained is None else trained.parameter_state.following.given
+
+    def are_alike(self, env_config: Any, eval_config: Any) -> tuple[bool, bool]:
+        """Whether a run with these checked configurations evaluates, and trains, as until now.
+
+        What a function gives counts as what there was until now, and a schedule as its first point.
+        """
+        trained, until_now, steered = self._algorithm.env, self._following, callable(env_config)
+        training = until_now if env_config is None or steered else env_config
+        trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
+        if self._env is None or (steered and eval_config is None):
+            return True, trains_alike
+        before = inherited_config(self.runs_config(), self.num_envs)
+        after = inherited_config(training, self.num_envs) if eval_config is None else eval_config
+        return _begins(before, self._env) == _begins(after, self._env), trains_alike
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -219,8 +213,7 @@ class Evaluations:
                     raise ValueError(f"{type(self._env.unwrapped).__name__}: {called}[{name!r}] {wrong}")
         resolved = self._env.parameter_state.resolve({**env_config, **own}, called, copies)
         given = resolved.given | {name: env_config[name] for name in own}
-        if training is None:
-            training = {} if self._algorithm.env is None else self._algorithm.env.parameter_state.following.given
+        training = self._following if training is None else training
         for name, value in moving_in(given).items():
             if training.get(name) != value:
                 raise ValueError(

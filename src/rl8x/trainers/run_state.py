@@ -19,7 +19,8 @@ from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
 from rl8x.names import did_you_mean
 from rl8x.plain import thawed
-from rl8x.trainers.rows import TrainStats
+from rl8x.trainers.ranks import SignalGuard
+from rl8x.trainers.rows import ProgressReporter, TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 _CONFIGS: Final = ("env_config", "eval_env_config")
@@ -61,6 +62,8 @@ class RunState:
         self.met: list[Condition] = []  # by the last row
         self.last: TrainStats | None = None  # the last row, once the run has ended
         self.asked_to_save = False  # by a callback
+        self.reporter: ProgressReporter  # both from the moment that it begins
+        self.signals: SignalGuard
         self._given = tuple(given)
         self._saved = saved
         self._measured: frozenset[str] = frozenset()

@@ -306,15 +306,15 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._go_on_from_newest()
                 run = self._checked_run(given)
-            reporter = self._prepare(run, progress)
-            with SignalGuard(quiet=reporter.mode == "none") as signals, self._tracked(run, reporter, signals):
+            self._prepare(run, progress)
+            with run.signals, self._tracked(run):
                 stats, stop = self._begin(run), None
                 while stats is None or stats.stop_reason is None:
-                    if stop is not None or (signals.stop is not None and ranks().size == 1):
+                    if stop is not None or (run.signals.stop is not None and ranks().size == 1):
                         self.record.save(self.state_dict(), run, "KILLED")
-                        raise signals.exception()
+                        raise run.signals.exception()
                     if self.algorithm.execution.awaits(self.state[keys.STEPS]):
-                        stats, stop = self._await_programs(run, signals, reporter)
+                        stats, stop = self._await_programs(run)
                         if stop is not None or stats.stop_reason is not None:
                             continue
                     if self.train_step.begin():
@@ -325,8 +325,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                     if run.film_is_due:
                         self._log_film()
                     stats = self._judge(run, row)
-                    reporter.update(stats, run.total_steps(self.state))
-                    stop = self._save_if_due(run, stats, signals, reporter)
+                    run.reporter.update(stats, run.total_steps(self.state))
+                    stop = self._save_if_due(run, stats)
                 self.stop_reason = stats.stop_reason
             return stats
 
@@ -342,26 +342,26 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
-    def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> ProgressReporter:
-        """Configure the trainer's parts for a run, before it begins; return its progress reporter."""
+    def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> None:
+        """Configure the trainer's parts for a run, before it begins."""
         algorithm = self.algorithm
         algorithm.plan_execution(run.most_steps)
-        self._measure_anew(*self._compare_physics(run))
+        self._measure_anew(*self._measures_alike(run))
         self.evaluations.env_config = run.eval_env_config
         self.record.prepare(run)
         shown: Any = self.origin.planned.progress if isinstance(progress, EllipsisType) else progress
         shown = shown if ranks().is_first else "none"
-        reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
-        compiler().say = reporter.say  # if it has to be waited for
-        return reporter
+        run.reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
+        run.signals = SignalGuard(quiet=run.reporter.mode == "none")
+        compiler().say = run.reporter.say  # if it has to be waited for
 
-    def _compare_physics(self, run: RunState) -> tuple[bool, bool]:
+    def _measures_alike(self, run: RunState) -> tuple[bool, bool]:
         """Return whether a run evaluates, and whether it trains, under what was evaluated and trained under before."""
         before, now = self.record.spec.run, run.options
         same = (before.env_config, before.eval_env_config) == (now.env_config, now.eval_env_config)
         if self.origin.saved is not None and same:  # it goes on, whether all of it was in force already or not
             return True, True
-        return self.evaluations.go_on(run.env_config, run.eval_env_config), self.evaluations.train_on(run.env_config)
+        return self.evaluations.are_alike(run.env_config, run.eval_env_config)
 
     def _measure_anew(self, evaluates_alike: bool, trains_alike: bool) -> None:
         """Forget the latest evaluation, and the best of what is measured otherwise from here on."""
@@ -400,27 +400,25 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         train_step.open_row = None
         return stats
 
-    def _await_programs(
-        self, run: RunState, signals: SignalGuard, reporter: ProgressReporter
-    ) -> tuple[TrainStats, signal.Signals | None]:
+    def _await_programs(self, run: RunState) -> tuple[TrainStats, signal.Signals | None]:
         """Wait for the compiler, after a checkpoint; return the latest row and what signal asks the run to end."""
         execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
         self.algorithm.prepare()
         missing = max(ranks().share("programs that are missing", compiler().missing()))
         if missing:
             self._save_at_once(run)
-            reporter.say(
+            run.reporter.say(
                 f"step {execution.starts_at + 1} waits for {counted(missing, 'program')} of the compiler; "
                 "later runs like this one find them in the cache"
             )
         while missing and stop is None and stats.stop_reason is None:
             missing = max(ranks().share("programs that are missing", compiler().missing(_SECONDS_PER_LOOK)))
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
-            stop = self._save(run, stats, signals, reporter)
+            stop = self._save(run, stats)
         return stats, stop
 
     @contextlib.contextmanager
-    def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
+    def _tracked(self, run: RunState) -> Iterator[None]:
         """End the tracked run with the right status, whatever happens, and report how to continue it."""
         status: Status = "FINISHED"
         try:
@@ -430,22 +428,22 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if status == "FAILED":
                 self.stop_reason = hide(described(error))
                 self.record.log_failure(traceback.format_exc())
-            elif signals.stop is None:
+            elif run.signals.stop is None:
                 self.stop_reason = interruption(error)
             else:
-                status, self.stop_reason = "KILLED", f"interrupted by {signals.stop.name}"
+                status, self.stop_reason = "KILLED", f"interrupted by {run.signals.stop.name}"
             raise
         finally:
-            reporter.close()
+            run.reporter.close()
             if not self.record.is_elsewhere:
-                self._end(run, status, reporter)
-        if signals.stop is not None:
-            raise signals.exception()
+                self._end(run, status)
+        if run.signals.stop is not None:
+            raise run.signals.exception()
 
-    def _end(self, run: RunState, status: Status, reporter: ProgressReporter) -> None:
+    def _end(self, run: RunState, status: Status) -> None:
         """End the tracked run, and report how to continue it."""
         try:
-            with reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
+            with run.reporter.waiting(f"writing the last of the run to {self.tracker.location} ..."):
                 self.checkpoints.wait()
                 if status != "FAILED" and self.record.spec.trainer.log_models:
                     self._log_models()
@@ -456,44 +454,36 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 verb, why = "failed" if status == "FAILED" else "stopped", " ".join(str(self.stop_reason).split())
                 self.ending = self.record.report(status)
                 for line in (f"{verb} after {self.record.steps_made}: {why:.300}", *self.ending):
-                    reporter.say(line)
+                    run.reporter.say(line)
 
     def _save_at_once(self, run: RunState) -> None:
         """Write a checkpoint, and wait until it is on the disk."""
         self.record.save(self.state_dict(), run)
         self.checkpoints.wait()
 
-    def _save_if_due(
-        self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
-    ) -> signal.Signals | None:
+    def _save_if_due(self, run: RunState, stats: TrainStats) -> signal.Signals | None:
         """Save after a step if that is due, asked for, or its row is the best; return what signal asks to end."""
         steps = self.state[keys.STEPS]
         # What a condition measures, as `Confirmed` does, counts for the best.
         is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         saves = is_best or run.asked_to_save or self.checkpoints.due(steps)
         run.asked_to_save = False
-        return self._save(run, stats, signals, reporter, saves=saves, is_best=is_best)
+        return self._save(run, stats, saves=saves, is_best=is_best)
 
     def _save(
-        self,
-        run: RunState,
-        stats: TrainStats,
-        signals: SignalGuard,
-        reporter: ProgressReporter,
-        saves: bool = False,
-        is_best: bool = False,
+        self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False
     ) -> signal.Signals | None:
         """Agree with the other ranks on how to go on, and save if one wants it or the run ends."""
-        stop, saves = agree(stats, signals, saves)
+        stop, saves = agree(stats, run.signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
-        elif saves or signals.save:
+        elif saves or run.signals.save:
             self.record.save(self.state_dict(), run, is_best=is_best)
-            if signals.save:
-                signals.save = False
+            if run.signals.save:
+                run.signals.save = False
                 path = self.checkpoints.wait()
-                reporter.say("nothing saved: checkpoints are off" if path is None else f"saved {shown_path(path)}")
+                run.reporter.say("nothing saved: checkpoints are off" if path is None else f"saved {shown_path(path)}")
         return stop
 
     def stop(self, why: str) -> None:
@@ -561,7 +551,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
         trained = configs["env_config"] or ({} if env is None else env.parameter_state.following.given)
         followed = {} if callable(trained) else followed_in(trained)
-        evaluates_alike, _ = self._compare_physics(run)
+        evaluates_alike, _ = self._measures_alike(run)
         run.check_followed(followed, self.metric_names, self.train_step.eval_row if evaluates_alike else {})
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
