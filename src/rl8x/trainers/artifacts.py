@@ -21,12 +21,13 @@ from rl8x.drawing import LIGHT, draw_panels
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
 from rl8x.names import did_you_mean
+from rl8x.output import described
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker, TrackingError
 from rl8x.tracking.runs import RunReader
 from rl8x.tracking.secrets import logger
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name
-from rl8x.trainers.grid import finite_curve, grid_metrics, log_grid, measure_grid
+from rl8x.trainers.grid import RETURNS, finite_curve, grid_name, log_grid, measure_grid
 from rl8x.trainers.record import Record
 from rl8x.trainers.train_step import TrainStep
 from rl8x.video import Film, check_pictures, film, make_filmed
@@ -43,7 +44,7 @@ BEST: Final = "best"
 _GROUPS: Final = (keys.EVAL_PREFIX, "episodes/", "returns/")
 _FILE: Final = "policy.safetensors"
 # What one panel shows of returns, where nothing is named; the first line of which a run has any.
-_RETURNS: Final[tuple[dict[str, str], ...]] = (
+_CURVES: Final[tuple[dict[str, str], ...]] = (
     {
         "episodes of the training": "episodes/returns/mean",
         "evaluations": "eval/returns/mean",
@@ -92,16 +93,6 @@ def log_to_run(checkpoint: Checkpoint, policy: Policy, stored: tuple[RunReader, 
     with tempfile.TemporaryDirectory() as folder:
         path = policy.save(Path(folder) / _FILE)
         return reader.log_model(run_id, path, model_about(describe_model(policy), **about))
-
-
-def policy_at(checkpoint: Checkpoint, policy: Policy) -> Policy:
-    """Return a copy of a run's policy as a checkpoint of the run has it, where built-in algorithms keep it."""
-    policy = copy.deepcopy(policy)
-    try:
-        policy.load_state_dict(checkpoint.state["trainer"]["algorithm"]["policy"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
-    return policy
 
 
 def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -258,7 +249,9 @@ class Shows:
         if name is not None:
             check_evaluation_name(name)
         frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
-        metrics = grid_metrics(frame, name)
+        returns, name = frame[RETURNS], name or grid_name(frame)
+        values = {"mean": returns.mean(), "worst_cell": returns.min(), "best_cell": returns.max()}
+        metrics = {f"grid/{name}/{key}": float(value) for key, value in values.items()}
         self.train_step.take_evaluation(metrics, metrics, is_of_run=False)
         if ranks().is_first:
             log_grid(self.tracker, frame, name, self.algorithm.counters[keys.STEPS])
@@ -277,7 +270,7 @@ class Shows:
             ValueError: If the tracker keeps no metrics, or none of these was logged so far.
         """
         named = [{name: name} for name in metrics]
-        wanted = [name for group in named or _RETURNS for name in group.values()]
+        wanted = [name for group in named or _CURVES for name in group.values()]
         found = _histories(self.tracker, wanted)
         histories = {name: points for name, points in found.items() if np.isfinite(points[1]).any()}
         for name in metrics:
@@ -285,7 +278,7 @@ class Shows:
                 known = sorted(self.metric_names)
                 hint = did_you_mean(name, known) if name not in known else " It has no value yet."
                 raise ValueError(f"this run has no metric {name!r}.{hint}")
-        panels = named or [group for group in _RETURNS if histories.keys() & set(group.values())][:1]
+        panels = named or [group for group in _CURVES if histories.keys() & set(group.values())][:1]
         if not panels:
             raise ValueError("this run has logged no returns yet: draw it once it has made some steps.")
         curves = [
@@ -323,7 +316,8 @@ class Shows:
         try:
             self.log_model(LAST)
             if path is not None:
-                best = read(path)
-                log_policy(self.tracker, policy_at(best, self.algorithm.policy), name=BEST, **about_policy(best))
-        except (CheckpointError, OSError) as error:
-            _log.warning("rl8x: not all policies are logged as models: %s", error)
+                best, policy = read(path), copy.deepcopy(self.algorithm.policy)
+                policy.load_state_dict(best.state["trainer"]["algorithm"]["policy"])
+                log_policy(self.tracker, policy, name=BEST, **about_policy(best))
+        except (CheckpointError, OSError, KeyError) as error:  # an algorithm of one's own may keep it elsewhere
+            _log.warning("rl8x: not all policies are logged as models: %s", described(error))

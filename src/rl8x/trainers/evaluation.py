@@ -279,17 +279,17 @@ def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
 
 def config_name(config: Mapping[str, Any]) -> str:
     """Name an evaluation by its `env_config` in plain form, with characters that MLflow takes: `gravity 50`."""
-    text = " ".join(f"{name} {_value_name(value)}" for name, value in config.items()) or "defaults"
+    words = []
+    for name, value in config.items():
+        text = json.dumps(value, default=str)
+        if len(text) > _MAX_VALUE_NAME:
+            count = f"{len(value)} values " if isinstance(value, list | tuple) else ""
+            words.append(f"{name} {count}{digest(text)[:8]}")
+        else:
+            short = re.sub(r"[^\w.\-]+", " ", re.sub(r"\.0\b", "", text.replace("e+", "e"))).strip()
+            words.append(f"{name} {short}")
+    text = " ".join(words) or "defaults"
     return legal_name(text if len(text) <= _MAX_CONFIG_NAME else f"{text[:_MAX_CONFIG_NAME]} {digest(text)[:8]}")
-
-
-def _value_name(value: Any) -> str:
-    """Write a number, `uniform 0.25 1`, or a short digest of many values."""
-    numbers = json.dumps(value, default=str)
-    if len(numbers) > _MAX_VALUE_NAME:
-        count = f"{len(value)} values " if isinstance(value, list | tuple) else ""
-        return count + digest(numbers)[:8]
-    return re.sub(r"[^\w.\-]+", " ", re.sub(r"\.0\b", "", numbers.replace("e+", "e"))).strip()
 
 
 def check_evaluation_name(name: str) -> None:

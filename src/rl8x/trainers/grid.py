@@ -8,7 +8,7 @@ same episodes, which is what makes them comparable.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -171,28 +171,18 @@ def measure_grid(
     episodes: int,
     seed: int,
 ) -> pandas.DataFrame:
-    """Play episodes in every cell of a grid at once; see `Trainer.evaluate_grid`."""
+    """Play episodes in every cell of a grid, in environments as those of evaluations; see `Trainer.evaluate_grid`."""
     import pandas
 
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
     cells = make_cells(grid, called="grid")
-    factory = _factory(algorithm, evaluator)
-    player = CellEvaluator(algorithm, cells, episodes=episodes, seed=seed, env_factory=factory, called="grid")
-    frame = pandas.DataFrame({**cells, **player.evaluate()})
-    frame.attrs[UNITS] = {name: player.parameters[name].unit for name in cells}
-    return frame
-
-
-def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None) -> Callable[..., Env]:
-    """Return what makes environments as those of evaluations, in any number of copies."""
     factory = algorithm.env_factory if evaluator is None else evaluator.factory
     env = algorithm.env if evaluator is None else evaluator.env
-    if factory is not None:
-        return factory
-    if env is None:
+    if factory is None and env is None:
         raise RuntimeError(f"{NOWHERE}.")
 
     def another(num_envs: int, *, seed: int, **kwargs: Any) -> Env:
+        assert env is not None
         made = env.another(num_envs, seed=seed)
         if made is None:
             raise ValueError(
@@ -201,22 +191,20 @@ def _factory(algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator |
             )
         return made
 
-    return another
+    player = CellEvaluator(
+        algorithm, cells, episodes=episodes, seed=seed, env_factory=factory or another, called="grid"
+    )
+    frame = pandas.DataFrame({**cells, **player.evaluate()})
+    frame.attrs[UNITS] = {name: player.parameters[name].unit for name in cells}
+    return frame
 
 
-def grid_metrics(frame: pandas.DataFrame, name: str | None) -> dict[str, float]:
-    """Return the metrics of a grid: mean, worst and best of its cells' mean returns."""
-    returns = frame[RETURNS]
-    values = {"mean": returns.mean(), "worst_cell": returns.min(), "best_cell": returns.max()}
-    return {f"grid/{grid_name(frame, name)}/{key}": float(value) for key, value in values.items()}
+def grid_name(frame: pandas.DataFrame) -> str:
+    """Name a grid by its parameters, for where it has no name."""
+    return legal_name(" ".join(_parameters_of(frame)))[:_MAX_NAME].strip()
 
 
-def grid_name(frame: pandas.DataFrame, name: str | None) -> str:
-    """Return what a grid is called in the run: its name, or those of its parameters."""
-    return name or legal_name(" ".join(grid_parameters(frame)))[:_MAX_NAME].strip()
-
-
-def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: int) -> None:
+def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str, step: int) -> None:
     """Keep the table and the figure of a grid as one artifact, a folder named after the step of the trainer."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"step-{step:08d}"
@@ -225,7 +213,7 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str | None, step: 
         drawing = _grid_drawing(frame)
         if drawing is not None:
             (made / "returns.png").write_bytes(png(drawing, LIGHT, titled=True))
-        tracker.log_artifact(made, f"{FOLDER}/{grid_name(frame, name)}")
+        tracker.log_artifact(made, f"{FOLDER}/{name}")
 
 
 # -- its figure
@@ -259,14 +247,14 @@ def finite_curve(steps: Any, values: Any) -> Curve:
     return Curve(steps[finite], values[finite], nothing, nothing)
 
 
-def grid_parameters(frame: pandas.DataFrame) -> list[str]:
+def _parameters_of(frame: pandas.DataFrame) -> list[str]:
     """Return the parameters of a grid's table."""
     return [str(column) for column in frame.columns if column not in _MEASURED]
 
 
 def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
     """Return the figure of a grid; None if no parameter has several values."""
-    axes, _ = axes_of(frame[grid_parameters(frame)])
+    axes, _ = axes_of(frame[_parameters_of(frame)])
     if not axes:
         return None
     scores = frame[RETURNS].to_numpy(dtype=np.float64)

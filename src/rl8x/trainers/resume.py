@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import EllipsisType
 from typing import Any, Final
 
 import psutil
@@ -20,7 +19,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
-from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
 from rl8x.config.files import unwritable_in
@@ -81,35 +80,23 @@ def unfinished(algorithm: GenericAlgorithmBase[Any], resolved: Resolved, root: P
 
 
 def prepare(
-    source: str | Path,
-    *,
-    auto: bool,
-    algorithm: GenericAlgorithmBase[Any] | None,
-    overrides: Mapping[str, Any] | None,
-    tracker: Tracker | None,
-    eval_env: Any,
-    checkpoints: CheckpointsLike | EllipsisType,
-    trust: bool,
+    source: str | Path, *, auto: bool, trust: bool, overrides: Mapping[str, Any], **given: Any
 ) -> tuple[Checkpoint, Origin, dict[str, Any]]:
     """Find the checkpoint to resume from; return it, its origin and the trainer's arguments. See `Trainer.resume`."""
     # Those that are there before one is chosen, where a path says in which folder that is.
     known = listed(Path(source)) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
-    metadata, overrides = checkpoint.metadata, dict(overrides or {})
-    folder = checkpoint.path.parent
+    metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
     try:
-        trainer, run = checkpoint.spec.trainer, metadata["run"]
-        options: dict[str, Any] = {name: getattr(trainer, name) for name in TRAINER_OPTIONS}
-        options["tracker"] = _tracker(run, folder.absolute(), trust=trust) if tracker is None else tracker
+        options = {**{name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}, **given}
+        if "tracker" not in given:
+            options["tracker"] = _tracker(metadata["run"], folder.absolute(), trust=trust)
         _check_overrides(overrides, metadata["resolved"]["config"])
-        if algorithm is None:
-            algorithm = build_algorithm(checkpoint.spec, metadata["resolved"], overrides, trust=trust)
-        options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
-        if checkpoints is ...:
-            checkpoints = Checkpoints(**{**trainer.checkpoints, "directory": folder})
-        options["checkpoints"] = checkpoints
-        if eval_env is not ...:
-            options["eval_env"] = eval_env
+        if "algorithm" not in given:
+            options["algorithm"] = build_algorithm(spec, metadata["resolved"], overrides, trust=trust)
+        tags = _tags(checkpoint, options["algorithm"], overrides)
+        if "checkpoints" not in given:
+            options["checkpoints"] = Checkpoints(**{**spec.trainer.checkpoints, "directory": folder})
         for lost in unwritable_in(options["eval_env"]):
             raise CheckpointError(f"{lost}: pass `eval_env=`")
     except (CheckpointError, TypeError) as error:

@@ -22,12 +22,10 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.horizons import COLLECTED
-from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.rollouts.statistics import Stats
-from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, take_over
 from rl8x.trainers.record import Record
@@ -59,10 +57,17 @@ class NonFiniteError(ArithmeticError):
 
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
     """Search the last experience and the weights for what `counts` says is not finite; return plain data."""
-    places = algorithm.locate_non_finite()
-    quantity = min(counts, key=lambda name: _order(name, places.get(name)))
+    places, parameters = algorithm.locate_non_finite(), dict(algorithm.policy.named_parameters())
+
+    def order(quantity: str) -> tuple[bool, float, int]:
+        gathered, rank = quantity in COLLECTED, [*QUANTITIES, quantity].index(quantity)
+        return not gathered, places[quantity]["slot"] if gathered and quantity in places else math.inf, rank
+
+    def odd(tensors: Mapping[str, Tensor | None]) -> list[str]:
+        return [name for name, each in tensors.items() if each is not None and not torch.isfinite(each.detach()).all()]
+
+    quantity = min(counts, key=order)
     place = places.get(quantity, {})
-    parameters = dict(algorithm.policy.named_parameters())
     diagnosis = {
         "quantity": quantity,  # that was not finite first
         "also": [name for name in QUANTITIES if name in counts and name != quantity],
@@ -73,24 +78,13 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
         "rollout": places,
-        "parameters": [name for name, value in parameters.items() if not _finite(value)],
-        "gradients": [name for name, value in parameters.items() if value.grad is not None and not _finite(value.grad)],
+        "parameters": odd(parameters),
+        "gradients": odd({name: parameter.grad for name, parameter in parameters.items()}),
     }
     env = algorithm.env
     if env is None:
         return diagnosis
     return diagnosis | {"env": type(env.unwrapped).__name__, "env_config": env.config, "num_envs": env.num_copies}
-
-
-def _order(quantity: str, place: Mapping[str, Any] | None) -> tuple[int, float, int]:
-    rank = QUANTITIES.index(quantity) if quantity in QUANTITIES else len(QUANTITIES)
-    if quantity not in COLLECTED:
-        return 1, 0.0, rank
-    return 0, float("inf") if place is None else place["slot"], rank
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor.detach()).all())
 
 
 def message(diagnosis: Mapping[str, Any]) -> str:
@@ -108,63 +102,6 @@ def message(diagnosis: Mapping[str, Any]) -> str:
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 
 
-class Guard:
-    """Applies the trainer's `on_non_finite` to the counts of each step, and counts such steps `in_a_row`."""
-
-    def __init__(self, mode: OnNonFinite) -> None:
-        self._mode = mode
-        self._before: dict[str, Any] = {}
-        self.in_a_row = 0
-
-    def before_step(self, algorithm: GenericAlgorithmBase[Any]) -> None:
-        """Keep a copy of what has been learned so far, if a step may be undone."""
-        if self._mode != "stop":
-            self._before = clone(algorithm.learned_state())
-
-    def judge(
-        self,
-        algorithm: GenericAlgorithmBase[Any],
-        counts: Mapping[str, float],
-        tracker: Tracker,
-        checkpoints: CheckpointManager,
-    ) -> None:
-        """Where there are counts, none of them 0, stop with the diagnosis, or restore earlier weights and warn."""
-        if not counts:
-            self.in_a_row = 0
-            return
-        diagnosis = one_diagnosis(diagnose(algorithm, counts))
-        text = message(diagnosis)
-        if self._mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
-            tracker.set_tags({TAG: text})
-            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
-            tracker.log_text(written, "diagnosis.json")
-            tracker.log_text(text + "\n", "diagnosis.txt")
-            path = checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
-            raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
-        self.in_a_row += 1
-        where = self._restore(algorithm, checkpoints)
-        # Counters stay, and so does the experience unless it was not finite itself.
-        if diagnosis["quantity"] in COLLECTED:
-            algorithm.discard_experience()
-        text = f"{text}; the weights are as they were {where}"
-        tracker.set_tags({TAG: text})
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-    def _restore(self, algorithm: GenericAlgorithmBase[Any], checkpoints: CheckpointManager) -> str:
-        """Restore the weights of the last good checkpoint, or those before the step; say which."""
-        checkpoint = checkpoints.last_good() if self._mode == "rollback" else None
-        learned = None
-        if checkpoint is not None:  # a replay, which is each rank's own, stays
-            state = checkpoint.state["trainer"]["algorithm"]
-            learned = {name: state[name] for name in algorithm.learned_state() if name in state}
-        saved = from_first(learned)
-        if saved is None:
-            algorithm.load_learned_state(self._before)
-            return "before the step"
-        take_over(algorithm, saved)
-        return "in the last checkpoint" if checkpoint is None else f"in {checkpoint.path.name}"
-
-
 # -- the step
 
 # Called with the trainer and a row.
@@ -174,7 +111,7 @@ _SECONDS_PER_MEMORY: Final = 0.5
 
 
 class TrainStep:
-    """Makes a trainer's steps, and keeps the latest row and the latest evaluation."""
+    """Makes a trainer's steps, applies `on_non_finite`, and keeps the latest row and the latest evaluation."""
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
         self.row: dict[str, float] = {}  # the latest, with the metrics that joined it later
@@ -187,7 +124,9 @@ class TrainStep:
         self.asked_to_stop: str | None = None  # why somebody wants the run to end after this step
         self._algorithm = algorithm
         self._record = record
-        self._guard = Guard(on_non_finite)
+        self._on_non_finite = on_non_finite
+        self._non_finite_in_a_row = 0  # steps
+        self._before: dict[str, Any] = {}  # what had been learned before the step, if that may be taken back
         self._process, self._memory_mb, self._measured_at = psutil.Process(), 0.0, -math.inf
         self._timers = Timer(algorithm.device), Timer(algorithm.device)
         self._evaluated: dict[str, float] = {}  # by evaluations within the present callback
@@ -219,7 +158,8 @@ class TrainStep:
         """Collect, learn, and track the row; then handle non-finite numbers."""
         algorithm, counters, (collecting, learning) = self._algorithm, self._algorithm.counters, self._timers
         transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
-        self._guard.before_step(algorithm)
+        if self._on_non_finite != "stop":
+            self._before = clone(algorithm.learned_state())
         with collecting:
             algorithm.follow(self.known)
             collected = algorithm.collect(env_config=env_config)
@@ -228,8 +168,7 @@ class TrainStep:
             learned = algorithm.step()
 
         def measure() -> dict[str, float]:
-            gathered = counters[keys.ENV_STEPS] - transitions
-            return self._profile(gathered / (time.perf_counter() - begin))
+            return self._profile((counters[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin))
 
         stats = Stats.merge(collected, learned)
         row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
@@ -238,8 +177,10 @@ class TrainStep:
         row.update(counters)
         row.update(measured)
         self._record.log(row)
-        not_finite = {quantity: count for quantity, count in counts.items() if count != 0}
-        self._guard.judge(algorithm, not_finite, self._record.tracker, self._record.checkpoints)
+        if any(counts.values()):
+            self._judge_non_finite({quantity: count for quantity, count in counts.items() if count != 0})
+        else:
+            self._non_finite_in_a_row = 0
         if any(fallen) and not all(fallen):
             execute_alike(algorithm, fallen)
         algorithm.watch(row)
@@ -259,6 +200,37 @@ class TrainStep:
         if device.type == "cuda":
             measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
         return measured
+
+    def _judge_non_finite(self, counts: Mapping[str, float]) -> None:
+        """Stop with the diagnosis, or restore earlier weights and warn."""
+        algorithm, tracker, checkpoints = self._algorithm, self._record.tracker, self._record.checkpoints
+        diagnosis = one_diagnosis(diagnose(algorithm, counts))
+        text = message(diagnosis)
+        if self._on_non_finite == "stop" or self._non_finite_in_a_row >= MAX_IN_A_ROW:
+            tracker.set_tags({TAG: text})
+            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
+            tracker.log_text(written, "diagnosis.json")
+            tracker.log_text(text + "\n", "diagnosis.txt")
+            path = checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
+            raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
+        self._non_finite_in_a_row += 1
+        checkpoint = checkpoints.last_good() if self._on_non_finite == "rollback" else None
+        learned, where = None, "in the last checkpoint" if checkpoint is None else f"in {checkpoint.path.name}"
+        if checkpoint is not None:  # a replay, which is each rank's own, stays
+            state = checkpoint.state["trainer"]["algorithm"]
+            learned = {name: state[name] for name in algorithm.learned_state() if name in state}
+        saved = from_first(learned)
+        if saved is None:
+            where = "before the step"
+            algorithm.load_learned_state(self._before)
+        else:
+            take_over(algorithm, saved)
+        # Counters stay, and so does the experience unless it was not finite itself.
+        if diagnosis["quantity"] in COLLECTED:
+            algorithm.discard_experience()
+        text = f"{text}; the weights are as they were {where}"
+        tracker.set_tags({TAG: text})
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
         """Track an evaluation under its `tracked` names; a run's own joins the rows from now on by its `own` names."""
@@ -311,7 +283,7 @@ class TrainStep:
             "compiled_since": self._algorithm.execution.compiled_since,
             "verdicts": dict(self._algorithm.execution.verdicts),
             "waits": self._algorithm.execution.waits,
-            "non_finite_in_a_row": self._guard.in_a_row,
+            "non_finite_in_a_row": self._non_finite_in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -323,7 +295,7 @@ class TrainStep:
         execution.verdicts.update(state["verdicts"])
         if not self.in_run:  # else it goes back within a run, whose end is planned for
             self._algorithm.plan_execution(math.inf)
-        self._guard.in_a_row = state["non_finite_in_a_row"]
+        self._non_finite_in_a_row = state["non_finite_in_a_row"]
 
 
 # -- metrics that callbacks measure: declared by name, so that conditions can ask for them, and tracked

@@ -220,13 +220,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         Returns:
             The trainer, at the checkpoint's step.
         """
-        given: Any = {"eval_env": eval_env, "checkpoints": checkpoints}
-        checkpoint, origin, options = prepare(
-            source, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust, **given
-        )
+        made: Any = {"algorithm": algorithm, "tracker": tracker}
+        chosen: Any = {"eval_env": eval_env, "checkpoints": checkpoints}
+        given = {name: value for name, value in made.items() if value is not None}
+        given |= {name: value for name, value in chosen.items() if value is not ...}
+        checkpoint, origin, options = prepare(source, auto=auto, trust=trust, overrides=dict(overrides or {}), **given)
         trainer = cls(callbacks=callbacks, **options)
         own, saved = trainer.record.spec, checkpoint.spec
-        changed = {name: getattr(own.trainer, name) for name, value in given.items() if value is not ...}
+        changed = {name: getattr(own.trainer, name) for name in chosen.keys() & given.keys()}
         env = saved.env if algorithm is None else own.env
         trainer.record.spec = replace(saved, env=env, trainer=replace(saved.trainer, **changed), trust=trust)
         trainer.go_on_from(checkpoint, origin)
