@@ -83,23 +83,21 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         Args:
             algorithm: The algorithm that is trained.
             tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
-            eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, where whole episodes
-                are played. False or None: the training's, for the horizons from one reset to the next. `"auto"`: a
-                separate one for episodic tasks, made as the training's or copied from it, else the training's. Returns
-                of whole episodes are `eval/returns/*`, sums over horizons of an episodic task in the training
-                environment `eval/horizon_returns/*`. An algorithm that learns from a data set needs one to be given.
-            num_eval_envs: Copies, and so episodes, of a separate evaluation environment that the trainer makes; None is
-                the training's number, but at most 128. An instance that can only be copied keeps its number.
+            eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, for whole episodes
+                (`eval/returns/*`). False or None: the training's, for the horizons between two resets (of episodic
+                tasks `eval/horizon_returns/*`). `"auto"`: a separate one for episodic tasks, made as the training's or
+                copied from it, else the training's. Learning from a data set needs one to be given.
+            num_eval_envs: Copies, and so episodes, of a separate evaluation environment; None is the training's number,
+                but at most 128. An instance that can only be copied keeps its number.
             checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
                 saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
             on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
                 `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step,
                 `"rollback"` those of the last checkpoint; both go on, and stop after ten such steps in a row.
-            log_models: Whether a `run()` ends by logging the policy as a model: the `last`, and the `best` if
-                `checkpoints` have a `best_metric`, each with the metrics of its step. See `log_model`.
+            log_models: Whether a `run()` ends by logging the `last` policy as a model, and the `best` if there is one.
             callbacks: Called with the trainer and each row, once it is tracked and before the conditions judge it. One
                 with a list of names in its attribute `metric_names` may return values for these, which are tracked and
-                join the row, as what `trainer.eval()` measures in it does. It ends the run by `trainer.stop("why")`.
+                join the row. It ends the run by `trainer.stop("why")`.
 
         Raises:
             TypeError: If an argument has a wrong type.
@@ -210,15 +208,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 best begins anew.
             callbacks: Called with the trainer and each row of statistics, see the class.
             checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
-            trust: Whether to trust the checkpoint as your own code. It may then name modules to be imported, whose code
-                runs, and a store that you have not named; otherwise only names of modules that are already imported, or
-                of rl8x, torch and Gymnasium, are used.
+            trust: Whether the checkpoint may name a store that you have not named, and modules to import, whose code
+                runs; else only modules that are imported already, or of rl8x, torch and Gymnasium, are used.
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
-
-        Returns:
-            The trainer, at the checkpoint's step.
         """
         made: Any = {"algorithm": algorithm, "tracker": tracker}
         chosen: Any = {"eval_env": eval_env, "checkpoints": checkpoints}
@@ -253,19 +247,17 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
         A condition ends it, `max_steps`, or `stop()`. SIGINT, SIGTERM and SIGHUP end it after the current step: the run
-        is saved, its status becomes KILLED, and KeyboardInterrupt or SystemExit(128 + n) is raised. A second SIGINT
-        ends it at once. SIGUSR1 only saves.
+        is saved as KILLED. A second SIGINT ends it at once. SIGUSR1 only saves.
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
-                function that returns such values, called before each collect with the trainer's `known`, counters and
-                latest metrics by name; no file holds it, and a resume is given it again.
+                function that returns them, called before each collect with the trainer's `known`; no file holds it, and
+                a resume is given it again.
             eval_env_config: The same for evaluations; a list has one value for each evaluation copy. None evaluates
                 under the training's values, of a list of them under evenly spaced ones.
-            steps_per_eval: Steps between evaluations; None never evaluates. If evaluations use the training
-                environment, it must be a multiple of `horizons_per_env_reset`.
-            evals_per_film: Evaluations between films of an episode, which are artifacts `films/step-....gif`; None
-                makes none.
+            steps_per_eval: Steps between evaluations, in the training environment a multiple of
+                `horizons_per_env_reset`; None never evaluates.
+            evals_per_film: Evaluations between films of an episode, artifacts `films/step-....gif`; None makes none.
             stop_conditions: The run stops when any of these is met. Without one it runs until interrupted.
             max_steps: The run stops after this many steps of this `run()`, including those before a resume of it; None
                 sets no limit.
@@ -284,12 +276,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             CheckpointError: If another process is training the run, or has continued it.
             TrackingError: If the tracker cannot store runs.
             KeyboardInterrupt: After SIGINT, once the run is saved.
-            SystemExit: After SIGTERM and SIGHUP, once the run is saved. A callback's own makes the status FINISHED by
-                code 0 or None, else KILLED.
+            SystemExit: `128 + n` after SIGTERM and SIGHUP, once the run is saved; and a callback's own, of a run that
+                is FINISHED by code 0 or None, else KILLED.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
-        self._check_place()
+        refuse_inference_mode()
+        self.record.check_process()
         given = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
@@ -491,10 +484,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
 
         Callbacks, signal handlers and other threads may call it; of several ranks one is enough. In a loop over
-        `step()` a callback may: the row gets the reason as its `stop_reason`, and `for stats in trainer` ends with it.
+        `step()` a callback may: the row has the reason, and `for stats in trainer` ends with it.
 
         Args:
-            why: The reason, in the words that the run shows; of several the first counts.
+            why: The reason, in words; of several the first counts.
 
         Raises:
             TypeError: If the reason is no text.
@@ -581,23 +574,19 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
-        self._check_place()
-        self.train_step.take_stop()  # of a step that failed
-        try:
-            self.train_step.begin()
-            stats = self.train_step.finish(self.train_step.make_row(env_config), self)
-        except SystemExit as error:  # a callback's; of one in the loop around nobody hears
-            self.record.close(status_of(error), interruption(error), self.train_step.eval_row)
-            raise
-        self.train_step.open_row = stats
-        asked = ranks().share("whether a callback ends the loop", self.train_step.take_stop())
-        self.stop_reason = stats.stop_reason = next(filter(None, asked), None)
-        return stats
-
-    def _check_place(self) -> None:
-        """Raise where nothing can be learned, or the run is another process's."""
         refuse_inference_mode()
         self.record.check_process()
+        train_step = self.train_step
+        train_step.take_stop()  # of a step that failed
+        try:
+            train_step.begin()
+            stats = train_step.open_row = train_step.finish(train_step.make_row(env_config), self)
+        except SystemExit as error:  # a callback's; of one in the loop around nobody hears
+            self.record.close(status_of(error), interruption(error), train_step.eval_row)
+            raise
+        asked = ranks().share("whether a callback ends the loop", train_step.take_stop())
+        self.stop_reason = stats.stop_reason = next(filter(None, asked), None)
+        return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the rows of `step()` after `step()`, until `stop()` is called."""
@@ -615,24 +604,24 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     ) -> EvalStats:
         """Evaluate the current policy and track the metrics under `eval/`.
 
-        The metrics join the row that `step()` returned last, as fresh ones, so that a condition that is asked about
-        this row counts the evaluation, once. Before the first step they join the next row.
+        The metrics join the row that `step()` returned last, as fresh ones; before the first step they join the next.
 
         Args:
             env_config: Values for the environment's parameters in this evaluation; None takes the run's
                 `eval_env_config`, or else the training's values.
             deterministic: Whether the policy takes its most likely action, as in a run's own evaluations, rather than a
                 sample.
-            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; with another `env_config` than the
-                run's, or with samples, they are tracked under a name made from that, such as `eval/gravity 50/...` or
-                `eval/sampled/...`. An evaluation with a name never replaces the run's own.
+            name: The metrics are `eval/<name>/...`, and never replace the run's own. None: they are `eval/...`; with
+                another `env_config` than the run's, or with samples, they are tracked under a name made from that, such
+                as `eval/gravity 50/...` or `eval/sampled/...`.
 
         Raises:
             RuntimeError: If the training environment is used and is not at a reset, or there is no environment; and as
                 `step` does.
             ValueError: If `env_config` could not be applied, or MLflow does not take the name.
         """
-        self._check_place()
+        refuse_inference_mode()
+        self.record.check_process()
         if name is not None:
             check_evaluation_name(name)
         tracked_name = self.evaluations.made_name(env_config, deterministic=deterministic) if name is None else name
