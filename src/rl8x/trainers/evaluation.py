@@ -102,7 +102,9 @@ class Evaluations:
     @property
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
-        return self._evaluator is not None if self._resets is None else self._steps_until_turn(self._resets) == 0
+        if self._resets is None:
+            return self._evaluator is not None
+        return self._resets.until_due(self._algorithm.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
         """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
@@ -222,15 +224,13 @@ class Evaluations:
                 )
         return given
 
-    def _steps_until_turn(self, resets: ResetSchedule) -> int:
-        return resets.until_due(self._algorithm.counters[keys.COLLECTS])
-
     def _check_turn(self, resets: ResetSchedule, env_config: Mapping[str, Any] | None) -> None:
         """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
-        if steps := self._steps_until_turn(resets):
+        collects = self._algorithm.counters[keys.COLLECTS]
+        if steps := resets.until_due(collects):
             raise RuntimeError(
                 "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-                f"`horizons_per_env_reset` = {resets.every}; it is {self._algorithm.counters[keys.COLLECTS]}. Call "
+                f"`horizons_per_env_reset` = {resets.every}; it is {collects}. Call "
                 f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
             )
         if resets.once and env_config is not None:

@@ -90,7 +90,13 @@ class CellEvaluator:
         check_test(one, cells, episodes, name=type(one).__name__, called=called)
         check_cells(episodes, num_cells(cells), one)
         self.parameters = one.parameters
-        self._cells_at_once = max(1, min(num_cells(cells), (copies or _most_copies(one)) // episodes))
+        if copies is None:
+            copies = _COPIES.get(one.device.type, _COPIES["cpu"]) if one.capturable else _SIMULATED_COPIES
+            free = available_bytes(one.device)
+            if free is not None:
+                copies = min(copies, free // 4 // (_BYTES_PER_BYTE * slot_bytes(one.single_observation_space, None)))
+            copies = min(max(1, copies // one.num_agents), one.max_num_envs or copies)
+        self._cells_at_once = max(1, min(num_cells(cells), copies // episodes))
         one.close()
 
     def _make(self, num_envs: int) -> Env:
@@ -134,15 +140,6 @@ class CellEvaluator:
         for _ in runner.play(noises=noises):
             pass
         return runner
-
-
-def _most_copies(env: Env) -> int:
-    """Return how many copies are stepped together at most, by memory and kind of the environment."""
-    limit = _COPIES.get(env.device.type, _COPIES["cpu"]) if env.capturable else _SIMULATED_COPIES
-    free = available_bytes(env.device)
-    if free is not None:
-        limit = min(limit, free // 4 // (_BYTES_PER_BYTE * slot_bytes(env.single_observation_space, None)))
-    return min(max(1, limit // env.num_agents), env.max_num_envs or limit)
 
 
 def seed_of(seed: int, cell: int) -> int:

@@ -101,9 +101,7 @@ def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
     code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.parent.rglob("*.py")))
     versions = {"rl8x": __version__, "the code of rl8x": hashlib.sha256(code).hexdigest()[:12]}
     check_alike("the start", {**params, **versions, "torch": torch.__version__, "the rule of seeds": RULE})
-    state = from_first(algorithm.learned_state())
-    if not ranks().is_first:
-        take_over(algorithm, state)
+    _copy_from_first(algorithm)
 
 
 def from_first(state: Any) -> Any:
@@ -119,6 +117,12 @@ def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) ->
     own = algorithm.learned_state()
     stays = () if ranks().is_first else algorithm.of_rank
     algorithm.load_learned_state({**state, **{name: own[name] for name in stays}})
+
+
+def _copy_from_first(algorithm: GenericAlgorithmBase[Any]) -> None:
+    state = from_first(algorithm.learned_state())
+    if not ranks().is_first:
+        take_over(algorithm, state)
 
 
 def check_alike(what: str, values: Mapping[str, Any]) -> None:
@@ -145,9 +149,7 @@ def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) 
             RuntimeWarning,
             stacklevel=4,
         )
-    state = from_first(algorithm.learned_state())
-    if not ranks().is_first:
-        take_over(algorithm, state)
+    _copy_from_first(algorithm)
 
 
 def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:

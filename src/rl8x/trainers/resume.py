@@ -141,7 +141,10 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
 
 
 def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
-    """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
+    """Make a tracker of the same kind, to the store where the run is, unless the user has set another one.
+
+    A store that only the checkpoint names needs trust.
+    """
     if run["tracker"] == "NullTracker":
         return NullTracker()
     if run["tracker"] == "MemoryTracker":
@@ -154,25 +157,20 @@ def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
         raise CheckpointError(f"the run was kept by a {name} ({run['location']}), which is not rl8x's: pass `tracker=`")
     if user_tracking_uri() is not None:
         return MLflowTracker()
-    return MLflowTracker(tracking_uri=_recorded_uri(run, folder, trust=trust))
-
-
-def _recorded_uri(run: Tracked, folder: Path, *, trust: bool) -> str | None:
-    """Decide which store a run goes on in, with trust one that its checkpoint names; None is the one in use here."""
     try:
         location = recorded_location(folder, str(run["location"]), run)
     except TrackingError as error:
         raise CheckpointError(str(error)) from error
     if is_users_own(location, folder):
-        return location.uri
+        return MLflowTracker(tracking_uri=location.uri)
     if has_run(locate(), str(run["handle"])) or (location.database is not None and not location.database.exists()):
-        return None  # the folder was moved or copied: the store is where it would be made now
+        return MLflowTracker()  # the folder was moved or copied: the store is where it would be made now
     if not trust:
         raise CheckpointError(
             f"it names the store {location.shown}, which you have not: `--trust` on the command line (`trust=True` in "
             "Python) uses it, MLFLOW_TRACKING_URI or `tracker=` another one"
         )
-    return location.uri
+    return MLflowTracker(tracking_uri=location.uri)
 
 
 def handle_for(run: Tracked, tracker: Tracker) -> str | None:

@@ -213,7 +213,7 @@ class ProgressReporter:
         self._clock = clock
         self._bar: Any = None
         if mode == "bar":
-            form = _form(total_steps)
+            form = _COUNT if total_steps is None else _BAR
             options: Any = {"dynamic_ncols": True, "smoothing": 0.1, "file": self._stream}
             self._bar = _bar_class()(total=total_steps, bar_format=form, **options)
         self._last_line = time.monotonic()
@@ -236,18 +236,16 @@ class ProgressReporter:
     def _fit(self, texts: list[str]) -> None:
         """Show as many metrics as the terminal has columns for, and a bar where it fits beside the first."""
         bar = self._bar
-        bar.bar_format, bar.postfix = _form(bar.total), ", ".join(texts)
-        if hasattr(bar, "container"):
+        full, bare = (_COUNT, _COUNT) if bar.total is None else (_BAR, _WITHOUT_BAR)
+        bar.bar_format, bar.postfix = full, ", ".join(texts)
+        shown = bar.format_dict if not hasattr(bar, "container") else {}
+        if not shown.get("ncols"):
             return
-        shown = bar.format_dict
-        if not shown["ncols"]:
-            return
-        bare = bar.bar_format if bar.total is None else _WITHOUT_BAR
         for count in range(len(texts), -1, -1):
             bar.postfix = ", ".join(texts[:count])
             room = shown["ncols"] - len(bar.format_meter(**{**shown, "bar_format": bare, "postfix": bar.postfix}))
             if room > (0 if bar.total is None or count <= _LEAST_METRICS else _BAR_COLUMNS):
-                bar.bar_format = bar.bar_format if room > _BAR_COLUMNS else bare
+                bar.bar_format = full if room > _BAR_COLUMNS else bare
                 return
 
     def say(self, message: str) -> None:
@@ -289,10 +287,6 @@ def _bar_class() -> type[tqdm[Any]]:
         warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets it falls back to text
         from tqdm.auto import tqdm as shown
     return shown
-
-
-def _form(total_steps: int | None) -> str:
-    return _COUNT if total_steps is None else _BAR
 
 
 def metric_texts(

@@ -255,7 +255,12 @@ class TrainStep:
         self.row = stats  # which a callback may log a model with
         for callback in trainer.callbacks:
             evaluation = self.eval_row
-            returned = self._call(callback, trainer, stats)
+            self._evaluated, self.calls_back = {}, True
+            try:
+                returned = returned_metrics(callback, callback(trainer, stats), self._evaluated, stats)
+            finally:
+                self.calls_back = False
+            returned = dict(ranks().first("what a callback measured", returned))
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
                 self._record.log(new)
@@ -263,15 +268,6 @@ class TrainStep:
         self.unseen = frozenset()
         self.row = dict(stats)
         return stats
-
-    def _call(self, callback: Callback, trainer: Any, stats: TrainStats) -> dict[str, float]:
-        """Call a callback with a row; return the metrics that it measured on rank 0."""
-        self._evaluated, self.calls_back = {}, True
-        try:
-            returned = returned_metrics(callback, callback(trainer, stats), self._evaluated, stats)
-        finally:
-            self.calls_back = False
-        return dict(ranks().first("what a callback measured", returned))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step depends on, except for the algorithm's own state."""
@@ -346,14 +342,13 @@ def returned_metrics(
         if isinstance(returned, bool | np.bool_) and not returned:
             meant = "False, which does not end the run: call trainer.stop('why') for that, and return nothing."
         elif isinstance(returned, Mapping):
-            known = {*evaluated, *row}
-            own = [name for name in returned if name not in known]
-            new = [name for name in own if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
+            known, others = {*evaluated, *row}, (keys.EVAL_PREFIX, "profiling/")
+            new = [name for name in returned if name not in known and not str(name).startswith(others)]
             if new:
                 declares = f"Write {called}.metric_names = {new!r}."
                 meant = f"{new[0]!r}, which is not tracked: it declares no metrics. {declares}"
         if meant is not None:
-            warnings.warn(f"the callback {called} returned {meant}", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"the callback {called} returned {meant}", RuntimeWarning, stacklevel=4)
         return {}
     measured = {name: evaluated[name] for name in declared if name in evaluated}
     if returned is None:
