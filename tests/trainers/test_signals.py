@@ -37,11 +37,11 @@ def handlers_are_put_back(default_signals):
     [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143), (signal.SIGHUP, SystemExit, 129)],
 )
 def test_a_signal_ends_the_run_after_the_step_and_it_resumes_to_the_same_bits(number, error, code, tmp_path):
-    straight = make(trainer={"num_eval_envs": 2})
-    run(straight, steps_per_eval=2, max_steps=6)
-    trainer = make(trainer={"checkpoints": tmp_path, "num_eval_envs": 2, "callbacks": [sends(number, 3)]})
+    straight = make()
+    run(straight, max_steps=6)
+    trainer = make(trainer={"checkpoints": tmp_path, "callbacks": [sends(number, 3)]})
     with pytest.raises(error) as raised:
-        run(trainer, steps_per_eval=2, max_steps=6)
+        run(trainer, max_steps=6)
     assert getattr(raised.value, "code", None) == code
     assert trainer.state[keys.STEPS] == 3
     assert trainer.tracker.status == "KILLED"
@@ -96,32 +96,27 @@ def test_what_is_ignored_stays_ignored(number):
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("how", ["run", "step", "a loop over the trainer"])
+WAYS = {
+    "run": lambda trainer: run(trainer, max_steps=9),
+    "step": lambda trainer: [trainer.step() for _ in range(9)],
+    "a loop over the trainer": list,
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize(
     ("codes", "status"),
-    [
-        ((), "FINISHED"),
-        ((None,), "FINISHED"),
-        ((0,), "FINISHED"),
-        ((4,), "KILLED"),
-        (("no",), "KILLED"),
-        ((0.0,), "KILLED"),
-    ],
+    [*[(codes, "FINISHED") for codes in ((), (None,), (0,))], *[((code,), "KILLED") for code in (4, "no", 0.0)]],
 )
 def test_sys_exit_in_a_callback_ends_the_run_by_its_code(codes, status, how):
     def exits(trainer, stats):
         if stats[keys.STEPS] == 2:
             sys.exit(*codes)
 
-    tracker = MemoryTracker()
-    trainer = make(trainer={"tracker": tracker, "callbacks": [exits]})
-    ways = {
-        "run": lambda: run(trainer, max_steps=9),
-        "step": lambda: [trainer.step() for _ in range(9)],
-        "a loop over the trainer": lambda: list(trainer),
-    }
+    trainer = make(trainer={"callbacks": [exits]})
     with pytest.raises(SystemExit):
-        ways[how]()
+        WAYS[how](trainer)
+    tracker = trainer.tracker
     assert tracker.status == status
     assert tracker.tags["rl8x.stop_reason"] == f"sys.exit({codes[0] if codes else None!r})"
     assert trainer.state[keys.STEPS] == 2
