@@ -130,8 +130,6 @@ class Evaluations:
                 f"{steps_per_eval} and {resets.every}. Try {steps_per_eval + resets.until_due(steps_per_eval)}, or "
                 "give the trainer an `eval_env`."
             )
-        if steps == 0:
-            self._check_turn(resets, None)
         collects = self._algorithm.counters[keys.COLLECTS]
         if resets.until_due(collects - steps):
             raise RuntimeError(

@@ -157,15 +157,14 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
     now = ranks().size
     if before == now:
         return
-    lines = [f"the run was saved by {counted(before, 'rank')} and goes on with {now}"]
-    if algorithm.env is not None:
-        copies = algorithm.env.num_copies
-        lines.append(f"{copies * now} copies of the environment instead of {copies * before}")
+    copies = 0 if algorithm.env is None else algorithm.env.num_copies
+    changed = f"; {copies * now} copies of the environment instead of {copies * before}" if copies else ""
     if before < now:
-        lines.append("new ranks begin new episodes, with random numbers and a replay of their own")
+        told = "new ranks begin new episodes, with random numbers and a replay of their own"
     else:
-        lines.append("what the ranks that are gone had, such as episodes and a replay, is lost")
-    warnings.warn("; ".join(lines), RuntimeWarning, stacklevel=5)
+        told = "what the ranks that are gone had, such as episodes and a replay, is lost"
+    saved = f"the run was saved by {counted(before, 'rank')} and goes on with {now}"
+    warnings.warn(f"{saved}{changed}; {told}", RuntimeWarning, stacklevel=5)
 
 
 # -- decisions

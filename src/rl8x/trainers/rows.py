@@ -67,28 +67,29 @@ class Timer:
     """Measures the duration of a block; on CUDA by events, because the host runs ahead of the device."""
 
     def __init__(self, device: torch.device) -> None:
-        num_events = 2 if device.type == "cuda" else 0
-        self._events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(num_events)]  # type: ignore[no-untyped-call]
-        self._begin = self._end = 0.0
+        self._on_cuda = device.type == "cuda"
+
+    def _now(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def __enter__(self) -> Timer:
-        self._begin = time.perf_counter()
-        if self._events:
-            self._events[0].record()
+        self._begin = self._now()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._events:
-            self._events[1].record()
-        self._end = time.perf_counter()
+        self._end = self._now()
 
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds between entering and leaving the block; waits for the device, as the copy of a row does."""
-        if self._events:
-            self._events[1].synchronize()
-            return float(self._events[0].elapsed_time(self._events[1]))
-        return (self._end - self._begin) * 1e3
+        if not self._on_cuda:
+            return float(self._end - self._begin) * 1e3
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end))
 
 
 @dataclasses.dataclass

@@ -224,7 +224,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         changed = {name: getattr(own.trainer, name) for name in chosen.keys() & given.keys()}
         env = saved.env if algorithm is None else own.env
         trainer.record.spec = replace(saved, env=env, trainer=replace(saved.trainer, **changed), trust=trust)
-        trainer.go_on_from(checkpoint, origin)
+        trainer._go_on_from(checkpoint, origin)
         return trainer
 
     # -- a run
@@ -517,14 +517,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.record.spec = replace(self.record.spec, trust=trust)
 
     def check_run(self, **options: Any) -> None:
-        """Raise what `run()` would raise before its first step, without running.
-
-        Args:
-            options: Those of `run()` except `progress`.
-
-        Raises:
-            ValueError: If an option is unknown or not legal.
-        """
+        """Raise what `run()` would raise before its first step; `options` are its own, except `progress`."""
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(options)
 
@@ -659,13 +652,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 
     def evaluation_name(self, name: str) -> str | None:
-        """Return the metric of evaluations that measures the same as a metric of a training row.
+        """Return the metric of evaluations that measures what a metric of a training row does; None if none does.
 
         Args:
             name: The metric of a training row.
-
-        Returns:
-            Its name; None if evaluations do not measure that.
         """
         return self.evaluations.name_of(name)
 
@@ -716,16 +706,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.evaluator.load_state_dict(state["evaluator"])
         self.train_step.load_state_dict(state)
 
-    def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run.
-
-        Args:
-            checkpoint: The checkpoint.
-            origin: How it was found.
-
-        Raises:
-            CheckpointError: If it does not fit this trainer.
-        """
+    def _go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
+        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run."""
         algorithm, saved_in = self.algorithm, checkpoint.metadata
         # Ranks with disks of their own may have found others, and would go on with different weights.
         found = {"the run": saved_in["run"]["key"], "the checkpoint": checkpoint.path.name}
@@ -746,8 +728,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.origin = replace(origin, saved=saved, planned=RunOptions() if saved is None else checkpoint.spec.run)
         self.record.spec = replace(self.record.spec, run=self.origin.planned)
         evaluated_under = self.origin.planned.eval_env_config and parsed(self.origin.planned.eval_env_config)
-        if saved is not None:
-            self.evaluations.env_config = evaluated_under
+        self.evaluations.env_config = evaluated_under
         self.record.resume(checkpoint, origin, state["results"], evaluated_under)
         evaluated_in = (checkpoint.spec.trainer.eval_env, self.record.spec.trainer.eval_env)
         before, now = ("auto" if each is True else each or False for each in evaluated_in)
@@ -776,7 +757,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         own = unfinished(self.algorithm, resolved, root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own is None else str(own))
         if folder is not None:
-            self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
+            self._go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
 
     def _go_on_from_newest(self) -> None:
         """Restore the newest checkpoint, which another process has written since this trainer resumed an older one."""
@@ -784,7 +765,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         folder = ranks().first("the run's folder", None if own is None else str(own))
         if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
-        self.go_on_from(*newest(Path(folder), self.algorithm, origin))
+        self._go_on_from(*newest(Path(folder), self.algorithm, origin))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
