@@ -6,7 +6,6 @@ import array
 import collections
 import dataclasses
 import enum
-import functools
 import json
 import math
 import re
@@ -138,14 +137,6 @@ def test_the_help_of_a_model_names_all_that_are_built_in(config, recurrent):
         assert (f"'{name}'" in told) == (recurrent or not remembers), name
 
 
-def test_numbers_of_numpy_are_numbers():
-    config = PPOConfig(num_envs=np.int64(4), lr=np.float32(0.5), shuffle_minibatches=np.bool_(False))
-    assert config == PPOConfig(num_envs=4, lr=0.5, shuffle_minibatches=False)
-    assert [type(each) for each in (config.num_envs, config.lr, config.shuffle_minibatches)] == [int, float, bool]
-    with pytest.raises(TypeError, match=r"`num_envs` must be a whole number; got 4\.5"):
-        PPOConfig(num_envs=np.float64(4.5))
-
-
 def test_the_nearest_divisor_is_that_of_a_plain_search():
     for number in (1, 2, 7, 12, 64, 97, 360, 1009):
         for wanted in range(1, number + 3):
@@ -217,30 +208,6 @@ class Own(Sequence):
         return self.values[place]
 
 
-KINDS = [tuple, collections.deque, collections.UserList, functools.partial(array.array, "d"), Own]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_sequences_of_every_kind_are_kept_as_files_have_them(kind):
-    """Else a run trains by them, and its checkpoints cannot say what they were."""
-    points = kind([0.0, 1e-3])
-    options = {"lr_schedule": [points], "optimizer_config": {"betas": kind([0.5, 0.75])}}
-    options |= {"model_config": {"hidden_sizes": range(3, 6)}, "distribution": "normal"}
-    options |= {"distribution_config": {"log_std_bounds": kind([-2.0, 1.0])}, "num_envs": 2, "horizon": 2}
-    algorithm = PPOConfig(**options, device="cpu", seed=0).build(Pendulum)
-    plain = json.loads(json.dumps(resolve(algorithm)))
-    assert plain["config"]["lr_schedule"] == [[0.0, 1e-3]]
-    assert plain["config"]["optimizer_config"] == {"betas": [0.5, 0.75]}
-    assert plain["config"]["model_config"] == {"hidden_sizes": [3, 4, 5]}
-    assert plain["config"]["distribution_config"] == {"log_std_bounds": [-2.0, 1.0]}
-    assert plain["policy"]["arguments"]["model_config"]["hidden_sizes"] == [3, 4, 5]
-    assert not problems_of(run_spec(algorithm), plain)
-    sac = {"critic_hidden_sizes": range(3, 5), "buffer_size": 9, "device": "cpu"}
-    assert json.dumps(resolve(SACConfig(**sac).build(Pendulum))["config"]["critic_hidden_sizes"]) == "[3, 4]"
-    own = Policy(*CARTPOLE, model_config={"hidden_sizes": collections.deque([3])}).describe()
-    assert own["arguments"]["model_config"]["hidden_sizes"] == [3]
-
-
 class Word(str):
     """A text of a class of one's own."""
 
@@ -253,16 +220,44 @@ class Rate(float):
 
 
 WORD = enum.Enum("WORD", {"A": "hidden_sizes"}, type=str).A
+BETAS = [0.5, 0.75]
+KEPT = [
+    ("num_envs", np.int64(4), 4),
+    ("lr", np.float32(0.5), 0.5),
+    ("lr", Rate(0.5), 0.5),
+    ("device", Word("cpu"), "cpu"),
+    ("shuffle_minibatches", np.bool_(False), False),
+    ("lr_schedule", [collections.deque([0.0, 1e-3])], [[0.0, 1e-3]]),
+    *(("optimizer_config", {"betas": kind(BETAS)}, {"betas": BETAS}) for kind in (tuple, collections.UserList, Own)),
+    ("optimizer_config", {"betas": array.array("d", BETAS)}, {"betas": BETAS}),
+    ("model_config", {"hidden_sizes": range(3, 6)}, {"hidden_sizes": [3, 4, 5]}),
+    *(("model_config", {key: [3]}, {"hidden_sizes": [3]}) for key in (Word("hidden_sizes"), np.str_("hidden_sizes"), WORD)),
+    *(
+        ("model_config", kind({"hidden_sizes": [3]}), {"hidden_sizes": [3]})
+        for kind in (types.MappingProxyType, collections.UserDict, collections.OrderedDict)
+    ),
+]
 
 
-@pytest.mark.parametrize("key", [Word("hidden_sizes"), np.str_("hidden_sizes"), WORD])
-@pytest.mark.parametrize("kind", [dict, types.MappingProxyType, collections.UserDict, collections.OrderedDict])
-def test_texts_numbers_and_mappings_of_every_class_are_kept_as_files_have_them(key, kind):
-    options = {"num_envs": 2, "horizon": 2, "lr": Rate(0.5), "seed": 0}
-    config = PPOConfig(model_config=kind({key: [3]}), device=Word("cpu"), optimizer_config=kind({}), **options)
-    run = run_spec(config.build(CartPole))
-    assert parse_value(dump_run(run.to_plain()))["algorithm_config"]["model_config"] == {"hidden_sizes": [3]}
-    assert {type(config.lr), type(config.device), *map(type, config.model_config)} == {float, str}
+@pytest.mark.parametrize(("name", "given", "kept"), KEPT)
+def test_values_of_every_class_are_kept_as_files_have_them(name, given, kept):
+    """Else a run trains by them, and its checkpoints cannot say what they were."""
+    config, plain = PPOConfig(**{name: given}), PPOConfig(**{name: kept})
+    assert (config, repr(config)) == (plain, repr(plain))
+    written = dump_run({"value": algorithm_spec(config).algorithm_config[name]})
+    assert parse_value(written) == {"value": kept}
+
+
+def test_a_run_says_what_sequences_and_mappings_of_ones_own_were(tmp_path):
+    options = {"distribution": "normal", "distribution_config": {"log_std_bounds": Own([-2.0, 1.0])}}
+    options |= {"model_config": types.MappingProxyType({WORD: range(3, 6)}), "num_envs": 2, "horizon": 2}
+    algorithm = PPOConfig(**options, device="cpu", seed=0).build(Pendulum)
+    plain = json.loads(json.dumps(resolve(algorithm)))
+    assert plain["config"]["distribution_config"] == {"log_std_bounds": [-2.0, 1.0]}
+    assert plain["policy"]["arguments"]["model_config"]["hidden_sizes"] == [3, 4, 5]
+    assert not problems_of(run_spec(algorithm), plain)
+    with pytest.raises(TypeError, match=r"`num_envs` must be a whole number; got 4\.5"):
+        PPOConfig(num_envs=np.float64(4.5))
 
 
 def test_paths_are_kept_as_texts(tmp_path):

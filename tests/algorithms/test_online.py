@@ -172,16 +172,6 @@ def test_an_instance_brings_its_number_of_copies(make):
     assert algorithm.config.sgd_minibatch_size == 12
 
 
-@pytest.mark.filterwarnings("ignore:.*state cannot be saved")
-def test_a_number_that_nobody_gave_is_recorded_and_resumed_as_it_was(tmp_path):
-    trainer = Trainer(PQNConfig(**TINY, seed=1).build("CartPole-v1"), tracker=NullTracker(), checkpoints=tmp_path)
-    trainer.run(max_steps=1, progress="none")
-    again = Trainer.resume(tmp_path, tracker=NullTracker())
-    assert again.algorithm.env.num_envs == 16
-    assert again.algorithm.params["num_envs"] == 16
-    again.run(max_steps=2, progress="none")
-
-
 # -- numbers that nobody gave
 
 

@@ -1,7 +1,6 @@
 """`execution="auto"` on the CPU: eager up to a step that the configuration decides, compiled from then on."""
 
 import contextlib
-import functools
 import math
 import os
 import signal
@@ -83,43 +82,6 @@ def test_it_is_eager_to_the_bit_before_and_compiled_to_the_bit_after():
     assert torch.equal(trained(auto, 9), trained(compiled, 6))
     assert auto.execution.mode == "compile"
     assert not torch.equal(weights_of(auto), trained(build("eager"), 9))
-
-
-MODELS = {
-    "mlp": {"model": "mlp", "model_config": {"hidden_sizes": [8]}},
-    "lstm": {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 2},
-}
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """Return what makes, once for a model, a run that is not cut off: its weights, and the folder of all its steps.
-
-    It is called where `auto` changes at step 3.
-    """
-
-    @functools.cache
-    def make(model):
-        folder = tmp_path_factory.mktemp(model)
-        checkpoints = Checkpoints(folder, every_steps=1, keep=9)
-        whole = Trainer(build(**MODELS[model]), tracker=NullTracker(), checkpoints=checkpoints)
-        whole.run(max_steps=9, steps_per_eval=2, progress="none")
-        return weights_of(whole.algorithm), folder
-
-    return make
-
-
-@pytest.mark.usefixtures("changes_at_3")
-@pytest.mark.parametrize(("model", "cut"), [*[("mlp", cut) for cut in (2, 3, 4)], ("lstm", 3)])
-def test_a_resumed_run_changes_at_the_same_step(model, cut, whole_run):
-    expected, folder = whole_run(model)
-    (path,) = [path for path in listed(folder) if path.name.endswith(f"-step-{cut}")]
-    rest = Trainer.resume(path, tracker=NullTracker(), checkpoints=False, algorithm=build(**MODELS[model]))
-    assert rest.state[keys.STEPS] == cut
-    rest.run(progress="none")
-    assert rest.state[keys.STEPS] == 9
-    assert rest.algorithm.execution.mode == "compile"
-    assert torch.equal(weights_of(rest.algorithm), expected)
 
 
 @pytest.mark.usefixtures("changes_at_3")

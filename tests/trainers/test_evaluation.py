@@ -9,7 +9,7 @@ from gymnasium import wrappers
 from tests.probes import Probe, Steps
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
 from rl8x.execution.compiler import CompiledProgram
@@ -375,10 +375,3 @@ def test_statistics_of_an_environments_own_are_warned_of_once(name):
     assert all(expected in text for text in texts)
     for each in (trainer.algorithm.env, trainer.evaluator.env):
         each.close()
-
-
-def test_only_options_that_an_algorithm_has_are_named():
-    config = DQNConfig(num_envs=2, horizon=2, device="cpu", execution="eager")
-    algorithm = config.build(functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(one())))
-    with pytest.warns(RuntimeWarning, match=r"statistics of its own.* Leave that wrapper out\.$"):
-        Trainer(algorithm, tracker=MemoryTracker())

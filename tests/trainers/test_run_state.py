@@ -52,50 +52,38 @@ class Worth(CartPole):
         return state, 0.0 * rewards, ends
 
 
+EACH = {"length": [0.5, 0.6, 0.7, 0.8]}
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "kept"),
+    ("first", "second", "evaluates_alike", "trains_alike"),
     [
-        ({}, {"env_config": LONG}, False),
-        ({"env_config": LONG}, {"env_config": {}}, False),
-        ({}, {"eval_env_config": LONG}, False),
-        ({"eval_env_config": LONG}, {}, False),
-        ({"env_config": LONG}, {}, True),  # None changes nothing
-        ({"env_config": LONG}, {"eval_env_config": LONG}, True),
-        ({"env_config": {"length": [0.5, 0.6, 0.7, 0.8]}}, {"env_config": {"length": [0.5, 0.6, 0.7, 0.8]}}, True),
+        ({}, {"env_config": LONG}, False, False),
+        ({"env_config": LONG}, {"env_config": {}}, False, False),
+        ({}, {"eval_env_config": LONG}, False, True),
+        ({"eval_env_config": LONG}, {}, False, True),
+        ({"env_config": LONG}, {}, True, True),  # None changes nothing
+        ({"env_config": LONG}, {"eval_env_config": LONG}, True, True),
+        ({"eval_env_config": LONG}, {"eval_env_config": LONG, "env_config": LONG}, True, False),
+        ({"env_config": EACH}, {"env_config": EACH}, True, True),
     ],
 )
-def test_what_was_measured_under_other_physics_ends_no_run(first, second, kept):
-    algorithm = build(horizons_per_env_reset=1)
-    trainer = Trainer(algorithm, tracker=MemoryTracker(), num_eval_envs=2)
+def test_what_was_measured_under_other_physics_ends_no_run_and_is_not_compared(
+    first, second, evaluates_alike, trains_alike, tmp_path
+):
+    saved, evaluated = Checkpoints(tmp_path, best="eval/returns/mean"), "eval/returns/mean"
+    trainer = Trainer(build(horizons_per_env_reset=1), tracker=MemoryTracker(), num_eval_envs=2, checkpoints=saved)
     trainer.run(**first, steps_per_eval=2, max_steps=2, progress="none")
-    options = {"steps_per_eval": 3, "stop_conditions": [SOLVED], "progress": "none"}
-    assert trainer.run(**second, **options)[keys.STEPS] == (3 if kept else 5)
-    moving = {"length": Scheduled([(0, 0.55), (1, 0.6)], by="eval/returns/mean")}
+    courses = trainer.record.results._courses
+    trainer.checkpoints.best["value"] = courses[evaluated].best = courses["returns/mean"].best = 1e9
+    stats = trainer.run(**second, steps_per_eval=3, stop_conditions=[SOLVED], progress="none")
+    assert stats[keys.STEPS] == (3 if evaluates_alike else 5)
+    assert (trainer.checkpoints.best["value"] == 1e9) == (courses[evaluated].best == 1e9) == evaluates_alike
+    assert (courses["returns/mean"].best == 1e9) == trains_alike
+    assert len(courses["returns/mean"].points) == stats[keys.STEPS]  # the curve is whole
+    moving = {"length": Scheduled([(0, 0.55), (1, 0.6)], by=evaluated)}
     with pytest.raises(ValueError, match="'eval/returns/mean', but this run makes no evaluations"):
         trainer.run(env_config=moving, max_steps=1, progress="none")
-
-
-@pytest.mark.parametrize(
-    ("metric", "first", "second", "anew"),
-    [
-        ("eval/returns/mean", {"env_config": LONG}, {"env_config": {}}, True),
-        ("eval/returns/mean", {"eval_env_config": LONG}, {}, True),
-        ("eval/returns/mean", {"env_config": LONG}, {}, False),
-        ("eval/returns/mean", {"eval_env_config": LONG}, {"eval_env_config": LONG, "env_config": LONG}, False),
-        ("returns/mean", {"eval_env_config": LONG}, {"eval_env_config": LONG, "env_config": LONG}, True),
-        ("returns/mean", {"eval_env_config": LONG}, {}, False),
-    ],
-)
-def test_the_best_under_other_physics_is_not_compared(metric, first, second, anew, tmp_path):
-    best = Checkpoints(tmp_path, best=metric)
-    trainer = Trainer(build(horizons_per_env_reset=1), tracker=MemoryTracker(), num_eval_envs=2, checkpoints=best)
-    options = {"steps_per_eval": 1, "max_steps": 2, "progress": "none"}
-    trainer.run(**first, **options)
-    trainer.checkpoints.best["value"] = trainer.record.results._courses[metric].best = 1e9
-    trainer.run(**second, **options)
-    assert (trainer.checkpoints.best["value"] < 1e9) == anew
-    assert (trainer.record.results._courses[metric].best < 1e9) == anew
-    assert len(trainer.record.results._courses[metric].points) == 4  # its curve is whole
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 import copy
 import functools
-import gc
 import math
 import pickle
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -401,22 +399,3 @@ def test_a_copy_of_a_trainer_is_refused_in_a_line(copied):
     with pytest.raises(TypeError, match=says) as told:
         copied(Trainer(PPOConfig(num_envs=4).build(CartPole), tracker=MemoryTracker()))
     assert "\n" not in str(told.value)
-
-
-def test_a_condition_that_was_confirmed_does_not_keep_its_trainer():
-    met = Confirmed(HitsUpperBound("episodes/returns/mean", 1))
-    trainer = Trainer(PPOConfig(num_envs=4, horizon=64).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2)
-    assert trainer.run(stop_conditions=[met], max_steps=5, progress="none").stop_reason.startswith("Confirmed")
-    kept = weakref.ref(trainer)
-    del trainer
-    gc.collect()
-    assert kept() is None
-
-
-def test_a_tracker_that_lacks_a_part_is_told():
-    class Halfway:
-        log_metrics = start = describe = log_params = set_tags = log_artifact = log_text = flush = print
-
-    algorithm = PPOConfig(num_envs=2, horizon=2, device="cpu").build(CartPole)
-    with pytest.raises(TypeError, match=r"got <.*Halfway.*>, without location, finish\.$"):
-        Trainer(algorithm, tracker=Halfway())
