@@ -78,6 +78,16 @@ def test_a_film_has_the_physics_of_the_evaluations_or_those_asked_for(tmp_path):
         trainer.play(copies=0)
 
 
+def test_an_instance_is_copied_and_as_many_copies_are_seen_as_are_asked_for():
+    env = CartPole(4, seed=0)
+    trainer = make(env)
+    made = trainer.play(copies=2, max_steps=3)
+    assert made.returns.shape == (1, 2)
+    made = trainer.play(env_config={"length": [0.2, 1.0]}, max_steps=3)
+    assert made.returns.shape == (1, 2)
+    assert env.carry is None
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -307,6 +307,7 @@ WHOLE = "`num_eval_envs` must be a whole number, at least 1"
         (TRAINED_IN, "eval_env", TRAINED_IN, "`eval_env` is the CartPole that is trained in, and evaluations would"),
         *[(CartPole, "num_eval_envs", copies, WHOLE) for copies in (0, -3, 2.5, True, "4")],
         (CartPole, "tracker", "mlruns", r"`tracker` must keep runs, .* got 'mlruns'"),
+        (CartPole, "tracker", object(), r"got <object object at .*>, without location, .*finish\.$"),
         (CartPole, "checkpoints", 3, "`checkpoints` must be"),
         (CartPole, "checkpoints", Checkpoints("x", best="eval/return/mean"), "Did you mean 'eval/returns/mean'"),
         (CartPole, "on_non_finite", "ignore", "must be one of 'stop', 'skip', 'rollback'; got 'ignore'"),
