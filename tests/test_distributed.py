@@ -189,5 +189,5 @@ def test_a_reason_to_stop_names_a_rank_only_where_another_has_none(monkeypatch, 
     told = [[reason, None, False, False] for reason in reasons]
     monkeypatch.setattr("rl8x.trainers.ranks.ranks", lambda: SimpleNamespace(size=2, share=lambda *_: told))
     stats = TrainStats({})
-    assert agree(stats, SignalGuard(), saves=False) == (None, False)
+    assert agree(stats, SignalGuard(), saves=False) == (False, False)
     assert stats.stop_reason == said

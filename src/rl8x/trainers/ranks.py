@@ -170,10 +170,10 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 # -- decisions
 
 
-def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
-    """Tell all ranks what any has decided after a step; return the signal that asks for an end, and whether to save."""
+def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, bool]:
+    """Tell all ranks what any decided after a step; return whether a signal asks for an end, and whether to save."""
     if ranks().size == 1:
-        return signals.stop, saves
+        return signals.stop is not None, saves
     stop = None if signals.stop is None else int(signals.stop)
     decisions = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
     reasons = [reason for reason, _, _, _ in decisions]
@@ -185,7 +185,7 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])
     signals.save = any(asked for _, _, asked, _ in decisions)
-    return signal.Signals(stops[0]) if stops else None, decisions[0][3] or signals.save
+    return bool(stops), decisions[0][3] or signals.save
 
 
 def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class RunState:
         self.met: list[Condition] = []  # by the last row
         self.last: TrainStats | None = None  # the last row, once the run has ended
         self.asked_to_save = False  # by a callback
+        self.is_interrupted = False  # by a signal, as all ranks know
         self.reporter: ProgressReporter  # both from the moment that it begins
         self.signals: SignalGuard
         self._given = tuple(given)

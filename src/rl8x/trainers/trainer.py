@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import math
 import os
-import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,15 +125,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         else:
             self.tracker, checkpoints = NullTracker(), False
         self.checkpoints = CheckpointManager(checkpoints, self.tracker)
-        options: Any = {
-            "eval_env": eval_env if isinstance(eval_env, bool | str | None) else unwritable(_GIVEN_ENV),
-            "num_eval_envs": num_eval_envs,
-            "on_non_finite": on_non_finite,
-            "log_models": log_models,
-        }
+        written: Any = eval_env if isinstance(eval_env, bool | str | None) else unwritable(_GIVEN_ENV)
         saves = {} if self.checkpoints.options is None else self.checkpoints.options.to_plain()
         saves.pop("directory", None)  # it is where they are
-        made = TrainerSpec(**options, checkpoints=saves)
+        options: Any = {"num_eval_envs": num_eval_envs, "on_non_finite": on_non_finite, "log_models": log_models}
+        made = TrainerSpec(eval_env=written, checkpoints=saves, **options)
         own_env = None if self.evaluator is None else self.evaluator.env
         self.record = Record(algorithm, self.tracker, self.checkpoints, made, own_env, self.evaluations.num_envs)
         best = self.checkpoints.best_metric
@@ -302,14 +297,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 run = self._checked_run(given)
             self._prepare(run, progress)
             with run.signals, self._tracked(run):
-                stats, stop = self._begin(run), None
+                stats = self._begin(run)
                 while stats is None or stats.stop_reason is None:
-                    if stop is not None or (run.signals.stop is not None and ranks().size == 1):
+                    if run.is_interrupted or (run.signals.stop is not None and ranks().size == 1):
                         self.record.save(self.state_dict(), run, "KILLED")
                         raise run.signals.exception()
                     if self.algorithm.execution.awaits(self.state[keys.STEPS]):
-                        stats, stop = self._await_programs(run)
-                        if stop is not None or stats.stop_reason is not None:
+                        stats = self._await_programs(run)
+                        if run.is_interrupted or stats.stop_reason is not None:
                             continue
                     if self.train_step.begin():
                         self._save_at_once(run)
@@ -320,7 +315,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                         self._log_film()
                     stats = self._judge(run, row)
                     run.reporter.update(stats, run.total_steps(self.state))
-                    stop = self._save_if_due(run, stats)
+                    self._save_if_due(run, stats)
                 self.stop_reason = stats.stop_reason
             return stats
 
@@ -394,9 +389,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         train_step.open_row = None
         return stats
 
-    def _await_programs(self, run: RunState) -> tuple[TrainStats, signal.Signals | None]:
-        """Wait for the compiler, after a checkpoint; return the latest row and what signal asks the run to end."""
-        execution, stats, stop = self.algorithm.execution, TrainStats(self.train_step.row), None
+    def _await_programs(self, run: RunState) -> TrainStats:
+        """Wait for the compiler, after a checkpoint; return the latest row, which may end the run."""
+        execution, stats = self.algorithm.execution, TrainStats(self.train_step.row)
         self.algorithm.prepare()
         missing = max(ranks().share("programs that are missing", compiler().missing()))
         if missing:
@@ -405,11 +400,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 f"step {execution.starts_at + 1} waits for {counted(missing, 'program')} of the compiler; "
                 "later runs like this one find them in the cache"
             )
-        while missing and stop is None and stats.stop_reason is None:
+        while missing and not run.is_interrupted and stats.stop_reason is None:
             missing = max(ranks().share("programs that are missing", compiler().missing(_SECONDS_PER_LOOK)))
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
-            stop = self._save(run, stats)
-        return stats, stop
+            self._save(run, stats)
+        return stats
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState) -> Iterator[None]:
@@ -455,20 +450,18 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.record.save(self.state_dict(), run)
         self.checkpoints.wait()
 
-    def _save_if_due(self, run: RunState, stats: TrainStats) -> signal.Signals | None:
-        """Save after a step if that is due, asked for, or its row is the best; return what signal asks to end."""
+    def _save_if_due(self, run: RunState, stats: TrainStats) -> None:
+        """Save after a step if that is due, asked for, or its row is the best."""
         steps = self.state[keys.STEPS]
         # What a condition measures, as `Confirmed` does, counts for the best.
         is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         saves = is_best or run.asked_to_save or self.checkpoints.due(steps)
         run.asked_to_save = False
-        return self._save(run, stats, saves=saves, is_best=is_best)
+        self._save(run, stats, saves=saves, is_best=is_best)
 
-    def _save(
-        self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False
-    ) -> signal.Signals | None:
+    def _save(self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False) -> None:
         """Agree with the other ranks on how to go on, and save if one wants it or the run ends."""
-        stop, saves = agree(stats, run.signals, saves)
+        run.is_interrupted, saves = agree(stats, run.signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
@@ -478,7 +471,6 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 run.signals.save = False
                 path = self.checkpoints.wait()
                 run.reporter.say("nothing saved: checkpoints are off" if path is None else f"saved {shown_path(path)}")
-        return stop
 
     def stop(self, why: str) -> None:
         """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
