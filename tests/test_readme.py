@@ -40,6 +40,13 @@ def with_blocks(*languages: str) -> Any:
     return pytest.mark.parametrize("page", chosen, ids=name_of)
 
 
+class Untracked(NullTracker):
+    """In place of MLflow, where nothing else is given."""
+
+    def check(self) -> None:
+        """All is well."""
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Shrink what a snippet asks for: 16 copies at most, 2 steps a run, each evaluated if any is, no MLflow.
@@ -69,7 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)
     monkeypatch.setattr(Study, "run", lambda self, jobs=1: study_run(self))
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "MLflowTracker", Untracked)
     monkeypatch.chdir(tmp_path)
 
 
@@ -91,7 +98,7 @@ def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays
     runs: list[dict[str, Any]] = []
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, **options: (runs.append(options), run(self, **options))[1])
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.trainer, "MLflowTracker", Untracked)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(blocks(PAGES[0], "python")[0], namespace)

@@ -335,8 +335,8 @@ class Record(Description):
         if spool is not None and directory is not None:
             relative = os.path.relpath(spool.resolve(), directory.resolve())
         # The tracker names the database where it was, and the folder of both may have been moved since.
-        if directory is not None and not (self._database and (directory / self._database).exists()):
-            self._database = beside(directory, getattr(tracker, "database", None))
+        if directory is not None:
+            self._database = beside(directory, getattr(tracker, "database", None)) or self._database
         return {
             "tracker": qualified_name(type(tracker)),
             "handle": tracker.resume_handle,

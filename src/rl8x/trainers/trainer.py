@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +79,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
         Args:
             algorithm: The algorithm that is trained.
-            tracker: Stores params and metrics; None is MLflow, or nothing if MLflow is not installed.
+            tracker: Stores params and metrics; None is MLflow.
             eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, for whole episodes
                 (`eval/returns/*`). False or None: the training's, for the horizons between two resets (of episodic
                 tasks `eval/horizon_returns/*`). `"auto"`: a separate one for episodic tasks, made as the training's or
@@ -119,7 +117,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.callbacks: tuple[Callback, ...] = ()
         self.callbacks = checked_callbacks(callbacks, self.metric_names)
         if ranks().is_first:
-            self.tracker = default_tracker() if tracker is None else tracker
+            self.tracker = MLflowTracker() if tracker is None else tracker
             if log_models:
                 check_models(algorithm.policy, self.tracker)
         else:
@@ -779,12 +777,3 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
         stop_reason: Why the last `run()` stopped, or the loop; None before that.
         ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
     """
-
-
-def default_tracker() -> Tracker:
-    """Return a tracker to MLflow; if MLflow is not installed, warn and return one that stores nothing."""
-    if importlib.util.find_spec("mlflow") is not None:
-        return MLflowTracker()
-    remedy = "`pip install mlflow`, or pass tracker=NullTracker()"
-    warnings.warn(f"MLflow is not installed: this run is not tracked. {remedy}.", stacklevel=3)
-    return NullTracker()
