@@ -37,7 +37,7 @@ class Networks:
     """Networks row by row in float64, from their weights by name, which second formulations may differentiate."""
 
     def __init__(self, algorithm):
-        optimizers = {name: each.optimizer for name, each in algorithm.nets.trained.items()}
+        optimizers = algorithm.nets.trained
         vectors = {name: (each, each.weights) for name, each in optimizers.items()}
         vectors |= {name: (optimizers[of], vector) for name, (of, vector) in algorithm.nets.targets.items()}
         self.config, self.weights = algorithm.config, {}
@@ -96,7 +96,7 @@ def disturb(algorithm, size=0.3):
     """Move all trained weights, so that targets differ from networks and policies are far from uniform."""
     generator = torch.Generator().manual_seed(8)
     for each in algorithm.nets.trained.values():
-        for view in each.optimizer.views:
+        for view in each.views:
             view.data.add_(torch.randn(view.shape, generator=generator) * size)
 
 

@@ -174,7 +174,7 @@ def test_targets_follow_after_the_step_and_learn_nothing_themselves(case):
     before = {name: weights.clone() for name, (_, weights) in algorithm.nets.targets.items()}
     updated(algorithm, batch_of(algorithm, tau=0.25))
     for name, (followed, weights) in algorithm.nets.targets.items():
-        trained = algorithm.nets.trained[followed].optimizer.weights
+        trained = algorithm.nets.trained[followed].weights
         assert not torch.equal(trained, before[name])
         torch.testing.assert_close(weights, 0.75 * before[name] + 0.25 * trained)
 

@@ -98,7 +98,7 @@ def plain_quantile(delta, outputs, goals):
 def with_target(algorithm):
     """Move all weights, and the trained ones away from the target's; return the target's outputs for the next rows."""
     disturb(algorithm, 0.5)
-    algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].optimizer.weights)
+    algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].weights)
     target = [plain_outputs(algorithm, obs) for obs in batch_of(algorithm)[keys.NEXT_OBS]]
     disturb(algorithm, -1.0)
     return target

@@ -7,7 +7,7 @@ from tests.algorithms.test_conformance import build, train
 from torch import nn
 
 from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.envs import CartPole
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
@@ -27,7 +27,8 @@ CASES = [
 
 
 def step(flat, clip=None, active=None):
-    return clip_and_apply(flat.rule, flat.state, flat.gradient, flat.lr, max_grad_norm=clip, active=active)
+    flat.max_grad_norm = clip
+    return flat.apply(flat.state, flat.gradient, flat.lr, active=active)
 
 
 def nets():
@@ -236,7 +237,7 @@ def test_what_others_hold_is_not_replaced():
 def test_moments_of_weights_without_gradient_end_at_0(kind):
     options = {"n_step": 1, "warmup_steps": 0} if kind is DQNConfig else {"horizon": 4}
     algorithm = kind(num_envs=8, seed=1, device="cpu", execution="eager", **options).build(CartPole)
-    optimizer = algorithm.optimizer if kind is PPOConfig else algorithm.nets.trained["q"].optimizer
+    optimizer = algorithm.optimizer if kind is PPOConfig else algorithm.nets.trained["q"]
     mean = optimizer.moments["exp_avg"]
     mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
     algorithm.collect()

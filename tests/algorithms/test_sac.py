@@ -31,7 +31,7 @@ class Plain:
 
     def under_target(self, function):
         """Call a function while the critics have the target's weights."""
-        optimizer = self.algorithm.nets.trained["q"].optimizer
+        optimizer = self.algorithm.nets.trained["q"]
         kept = [view.data.clone() for view in optimizer.views]
         target = self.algorithm.nets.targets["target"][1]
         for view, values in zip(optimizer.views, optimizer.split(target), strict=True):
@@ -140,9 +140,9 @@ def test_policy_and_temperature_wait_for_their_turn():
     algorithm = build(policy_delay=3)
     batch = batch_of(algorithm)
     for turn, trains in ((0, False), (2, True)):
-        before = {name: each.optimizer.weights.clone() for name, each in algorithm.nets.trained.items()}
+        before = {name: each.weights.clone() for name, each in algorithm.nets.trained.items()}
         updated(algorithm, batch, turn)
-        moved = {n: not torch.equal(before[n], each.optimizer.weights) for n, each in algorithm.nets.trained.items()}
+        moved = {n: not torch.equal(before[n], each.weights) for n, each in algorithm.nets.trained.items()}
         assert moved == {"q": True, "policy": trains, "alpha": trains}
 
 

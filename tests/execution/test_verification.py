@@ -138,7 +138,7 @@ _LOSSES = OnPolicyUpdater._losses
 @pytest.mark.parametrize("env", [CartPole, Pendulum])
 def test_an_update_with_another_factor_of_its_loss_is_refused(env, factor, clip, monkeypatch):
     updater = ppo(env, max_grad_norm=clip, sgd_minibatch_size=32)
-    held = updater._single(torch.arange(32), updater._scale([torch.arange(32)]))
+    held = updater._arguments(updater._state, torch.arange(32), updater._scale([torch.arange(32)]))
 
     def program(*tensors):
         with monkeypatch.context() as patch:

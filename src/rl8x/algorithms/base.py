@@ -147,11 +147,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Return the config with the values of a preset, but for what is given.
 
         Args:
-            name: A word of `rl8x.algorithms.hyperparameters.PRESETS`.
+            name: A word of `rl8x.algorithms.hyperparameters.PRESETS`; a `ValueError` if the algorithm has no such.
             given: Hyperparameters by name.
-
-        Raises:
-            ValueError: If the algorithm has no such preset, and as the class does.
         """
         return cls(**with_preset(cls, name, given))
 
@@ -164,8 +161,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         Raises:
             TypeError: If no algorithm declares this class as its `config=`, or it takes no environment.
-            ValueError: If config, environment and model do not fit together, there is too little memory, or torch's
-                default dtype is not float32, or its default device not the CPU.
+            ValueError: If config, environment and model do not fit together, or there is too little memory.
             RuntimeError: In `torch.inference_mode()`.
         """
         refuse_inference_mode()
@@ -221,10 +217,6 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         Args:
             name: The hyperparameter, such as `lr`.
-
-        Raises:
-            TypeError: If the schedule has none of the forms that `Schedule.make` takes.
-            ValueError: If its points are not legal.
         """
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
@@ -314,10 +306,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Prepare to act or to learn: weights that were put in the place of trained ones are used and trained now.
 
         Args:
-            trains: Whether they are to be trained; what is only evaluated may be frozen.
-
-        Raises:
-            RuntimeError: If they cannot be trained, or in `torch.inference_mode()`.
+            trains: Whether they are to be trained, a `RuntimeError` if they cannot; what only acts may be frozen.
         """
         refuse_inference_mode()
         for optimizer in self.optimizers:
@@ -332,22 +321,18 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             row: Metrics by name.
         """
         if self.horizons is not None:
-            self.horizons.follow(row)
+            self.horizons.row = row
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a horizon of experience with the current policy; do nothing without an environment.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due; or a function of the
-                counters, and of the metrics that `follow` was given, that returns such values, which each copy's next
-                episode is played under.
+            env_config: Values for the environment's parameters, applied where a reset is due, a `ValueError` if none
+                will be; or a function of the counters, and of the metrics that `follow` was given, that returns such
+                values, which each copy's next episode is played under.
 
         Returns:
             Its statistics by metric name.
-
-        Raises:
-            ValueError: If no reset will apply the `env_config`, or it moves with the ends of episodes and none ends.
-            RuntimeError: In `torch.inference_mode()`.
         """
         if self.horizons is None:
             return Stats({})
@@ -386,11 +371,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def step(self) -> Stats:
-        """Update the policy.
-
-        Returns:
-            The update's metrics by name. Those under `finite/` are flags: 1 if the quantity is not finite, else 0.
-        """
+        """Update the policy; return metrics by name: those under `finite/` are 1 if a quantity is not finite."""
 
     @property
     def seconds_per_step(self) -> float:
@@ -436,11 +417,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Checkpoints keep it; resuming with another `lr` or `lr_schedule` forgets it. With several ranks each calls this.
 
         Args:
-            lr: The rate, at least 0; None goes back to the config's.
-
-        Raises:
-            TypeError: If it is not a number.
-            ValueError: If it is negative or not finite, or the algorithm has a schedule, or no learning rate at all.
+            lr: The rate, at least 0; None goes back to the config's. A `ValueError` beside a schedule.
         """
         if self.lr_schedule is None:
             raise ValueError(f"{type(self).__name__} has no learning rate that could be set.")
@@ -468,11 +445,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             seq_len: Length of its training sequences, in steps.
 
         Returns:
-            Side effects of the model in training mode.
-
-        Raises:
-            ValueError: As `Policy.check_model` does, or if such a model would be compiled or changes its buffers on
-                several ranks, or if the losses depend on action distributions that differ between copies.
+            Side effects of the model in training mode; a `ValueError` if they, or its distribution, do not fit.
         """
         distribution = self.policy.distribution
         if distribution.by_copy and not self.trains_by_copy:

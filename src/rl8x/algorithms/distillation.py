@@ -224,15 +224,6 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         losses = functools.partial(self.losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
-    def learn(self) -> Tensor:
-        """Learn the labels of the rollout that was collected; return the share of steps that the teacher made, 0-d."""
-        played = self.set_targets()
-        with self.updates() as updates:
-            for _ in updates.epochs():
-                for minibatches in updates.minibatches():
-                    updates.step(minibatches)
-        return played
-
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return the share of steps in which the teacher acted; labels were computed while collecting."""
         plays, valid = data[PLAYS].float(), data.get(keys.VALID)

@@ -74,17 +74,13 @@ class Horizons:
         self.resets = resets
         self.start_seed = start_seed
         self.summarise = summarise
-        self._row: Mapping[str, float] = {}
+        self.row: Mapping[str, float] = {}  # metrics that the `env_config` of the next collect may depend on
         if self.env.team is not None:
             counters.setdefault(keys.COPY_STEPS, 0)
         if start_seed is not None:
             self._check_random_start()
 
     # -- between horizons
-
-    def follow(self, row: Mapping[str, float]) -> None:
-        """Receive a row of metrics, which the `env_config` of the next collect may depend on."""
-        self._row = row
 
     def reset_is_due(self) -> bool:
         """Whether the next collect begins by resetting the environment."""
@@ -94,11 +90,11 @@ class Horizons:
         """Update the environment's parameter distributions by counters and metrics, and reset it if due."""
         is_due, state = self.reset_is_due(), self.env.parameter_state
         if callable(env_config):
-            self.env.steer_config(env_config({**self._row, **self.counters}))
+            self.env.steer_config(env_config({**self.row, **self.counters}))
         elif is_due:
             state.configure(env_config)
         if state.curricula:
-            state.update_from_metrics({**self._row, **self.counters})
+            state.update_from_metrics({**self.row, **self.counters})
         if is_due:
             self._check_moves()
             self.collector.reset()

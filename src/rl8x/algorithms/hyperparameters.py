@@ -1,9 +1,4 @@
-"""What all configs share: fields with default, legal range and help text in one place, presets, seeds of the parts.
-
-A preset gives other defaults for another kind of work by one word: `PPOConfig.rl8(...)`, `preset: rl8` in a run file
-and `--preset rl8` mean the same, and what is given beside it wins. Every part of a run has a seed of its own, which is
-derived from the run's.
-"""
+"""What all configs share: fields with default, legal range and help text in one place, presets, seeds of the parts."""
 
 from __future__ import annotations
 
@@ -58,58 +53,46 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a config against what its `option` declares, and make its value the config's own."""
+    """Check every field of a config against what its `option` declares, and make its value the config's own.
+
+    Values get the classes that files have: mappings become dicts, paths texts.
+    """
     for field in dataclasses.fields(config):
-        value = _as_in_files(field, getattr(config, field.name))
-        declared = field.metadata
-        object.__setattr__(config, field.name, value)
-        if not declared or (value is None and _may_be_none(field)):
-            continue
-        if value is None:
-            raise TypeError(f"`{field.name}` must be {kind_of(field)}; got None. Leave it out for its default.")
-        if declared["choices"]:
-            if value not in declared["choices"]:
-                raise ValueError(_not_a_choice(field.name, value, declared["choices"]))
-            continue
-        _check_kind(field, value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_range(field.name, value, declared)
+        kind, value = kind_of(field), getattr(config, field.name)
+        if isinstance(value, Mapping) and kind.startswith("dict"):
+            value = dict(value)
+        if isinstance(value, os.PathLike) and "str" in kind:
+            value = os.fspath(value)
+        object.__setattr__(config, field.name, frozen(own_values(value)))
+        if field.metadata:
+            _check_option(field, kind, getattr(config, field.name))
 
 
-def _as_in_files(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a copy of a field's value of the classes that files have: mappings are dicts, paths are texts."""
-    kinds = kind_of(field)
-    if isinstance(value, Mapping) and kinds.startswith("dict"):
-        value = dict(value)
-    if isinstance(value, os.PathLike) and "str" in kinds:
-        value = os.fspath(value)
-    return frozen(own_values(value))
-
-
-def _may_be_none(field: dataclasses.Field[Any]) -> bool:
-    kind = kind_of(field)
-    return field.default is None or kind == "Any" or "None" in kind or "Optional" in kind
-
-
-def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
-    kinds = kind_of(field)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    hint = " None is null in YAML." if isinstance(value, str) and value == "None" and _may_be_none(field) else ""
-    if kinds.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError(f"`{field.name}` must be a whole number; got {value!r}.{hint}")
-    if kinds in ("float", "float | None") and not number:
-        raise TypeError(f"`{field.name}` must be a number; got {value!r}.{hint}")
-    if kinds.startswith("bool") and not isinstance(value, bool):
-        raise TypeError(f"`{field.name}` must be true or false; got {value!r}.")
-    if kinds.startswith("dict") and not isinstance(value, dict):
-        example = re.search(r"such as \{(?:[^{}]|\{[^{}]*\})*\}", field.metadata["help"])
-        legal = f"a mapping of names to values{f', {example[0]}' if example else ''}"
-        raise TypeError(f"`{field.name}` must be {legal}; got {value!r}.")
-
-
-def _check_range(name: str, value: float, declared: Any) -> None:
+def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
+    name, declared = field.name, field.metadata
+    may_be_none = field.default is None or kind == "Any" or "None" in kind or "Optional" in kind
+    if value is None and may_be_none:
+        return
+    if value is None:
+        raise TypeError(f"`{name}` must be {kind}; got None. Leave it out for its default.")
+    if declared["choices"]:
+        if value not in declared["choices"]:
+            listed = ", ".join(map(repr, declared["choices"]))
+            raise ValueError(f"`{name}` must be one of {listed}; got {value!r}.")
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    example = re.search(r"such as \{(?:[^{}]|\{[^{}]*\})*\}", declared["help"])
+    for begins, fits, legal in (
+        ("int", is_number and isinstance(value, int), "a whole number"),
+        ("float", is_number or kind not in ("float", "float | None"), "a number"),
+        ("bool", isinstance(value, bool), "true or false"),
+        ("dict", isinstance(value, dict), f"a mapping of names to values{f', {example[0]}' if example else ''}"),
+    ):
+        if kind.startswith(begins) and not fits:
+            hint = " None is null in YAML." if value == "None" and may_be_none else ""
+            raise TypeError(f"`{name}` must be {legal}; got {value!r}.{hint}")
     low, high, above = declared["low"], declared["high"], declared["above"]
-    if low <= value <= high and value > above and math.isfinite(value):
+    if not is_number or (low <= value <= high and value > above and math.isfinite(value)):
         return
     bounds = []
     if above > -math.inf:
@@ -118,13 +101,8 @@ def _check_range(name: str, value: float, declared: Any) -> None:
         bounds.append(f"at least {low:g}")
     if high < math.inf:
         bounds.append(f"at most {high:g}")
-    if not math.isfinite(value):
-        bounds = ["finite"]
-    raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {value!r}.")
-
-
-def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:
-    return f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}."
+    legal = " and ".join(bounds) if math.isfinite(value) else "finite"
+    raise ValueError(f"`{name}` must be {legal}; got {value!r}.")
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:
@@ -151,17 +129,16 @@ def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, 
 
 def replaced_by_schedules(config: Any) -> dict[str, str]:
     """Return the constants that schedules replace and do not begin with, as `given_for_nothing` does."""
-    names: set[str] = {field.name for field in dataclasses.fields(config)}
-    unused: dict[str, str] = {}
-    for field in dataclasses.fields(config):
-        name, schedule = field.name.removesuffix("_schedule"), getattr(config, field.name)
-        if name == field.name or name not in names or "list[list[float]]" not in kind_of(field) or schedule is None:
+    fields, unused = {field.name: field for field in dataclasses.fields(config)}, dict[str, str]()
+    for name in fields:
+        schedule = fields.get(f"{name}_schedule")
+        if schedule is None or "list[list[float]]" not in kind_of(schedule) or getattr(config, schedule.name) is None:
             continue
         if getattr(config, name) != config.schedule(name)(0):
-            why = (
-                f"`{name}_schedule` replaces it. Leave one of them out, or set {name}_schedule=None if a preset sets it"
+            clear = f"set {schedule.name}=None if a preset sets it"
+            unused |= given_for_nothing(
+                config, [name], f"`{schedule.name}` replaces it. Leave one of them out, or {clear}"
             )
-            unused |= given_for_nothing(config, [name], why)
     return unused
 
 

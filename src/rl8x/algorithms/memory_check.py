@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +23,11 @@ import gymnasium
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from rl8x.algorithms.optimizer import Rule
 from rl8x.disk import named_path
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.execution.execution import kept_generators, of_glibc
+from rl8x.execution.execution import of_glibc
 from rl8x.policy import Policy
 from rl8x.spaces import leaves
 
@@ -44,8 +41,6 @@ _EVALUATED: Final = 16 * (4 + 1)
 _TESTED: Final = 2 * 8
 # Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
-# Bytes of networks that are not worth a word: Python and torch take more.
-_SMALL_NETWORKS: Final = 10**8
 # Bytes beyond which a control group's limit is none, as v1 writes it; what it uses takes longest to read.
 _NO_LIMIT: Final = 2**60
 _CHECKS: Final = ContextVar("checks", default=True)
@@ -56,13 +51,7 @@ _NO_ROOM: Final = re.compile(
     re.DOTALL,
 )
 # Options that decide how much memory an algorithm takes.
-_OF_NETWORKS: Final = ("model_config", "critic_hidden_sizes", "num_critics")
-_SIZES: Final = (*_OF_NETWORKS, "num_envs", "horizon", "buffer_size")
-
-
-# What makes tensors, and up to how many numbers they have memory in `Unallocated`.
-_FACTORIES: Final = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
-_SMALL: Final = 2**12
+_SIZES: Final = ("model_config", "critic_hidden_sizes", "num_critics", "num_envs", "horizon", "buffer_size")
 
 
 @contextlib.contextmanager
@@ -85,66 +74,10 @@ def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
         if found is None and not isinstance(error, torch.OutOfMemoryError):
             raise
         size = "as much memory as a tensor needs" if found is None or not found[2] else _shown(int(found[2]))
+        listed = ", ".join(f"`{option}`" for option in _SIZES if option in options)
         raise ValueError(
-            f"{name} does not fit into memory: torch could not allocate {size}. Lower {_listed(options)}."
+            f"{name} does not fit into memory: torch could not allocate {size}. Lower the sizes given, in {listed}."
         ) from error
-
-
-def _listed(options: Collection[str]) -> str:
-    return "the sizes given, in " + ", ".join(f"`{option}`" for option in _SIZES if option in options)
-
-
-class CountedNets:
-    """Counts what the networks of an algorithm need, in bytes: weights, gradients, moments and targets; as `Nets`."""
-
-    def __init__(self) -> None:
-        self.need = 0
-        self._weights: dict[str, int] = {}
-
-    def add(self, name: str, module: nn.Module, rule: Rule, **options: Any) -> None:
-        """Count a trained network: weights, gradients, and what the rule keeps beside them."""
-        trained = (weight for weight in module.parameters() if weight.requires_grad)
-        self._weights[name] = sum(weight.numel() * weight.element_size() for weight in trained)
-        kept = rule.moments(torch.zeros(2)).values()
-        self.need += self._weights[name] * (2 + sum(moment.numel() == 2 for moment in kept))
-
-    def add_target(self, name: str, *, of: str) -> None:
-        """Count the weights of a target network."""
-        self.need += self._weights[of]
-
-
-class Unallocated(TorchFunctionMode):
-    """Within it tensors have a shape, but neither numbers nor memory; small ones have both, since some are read."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make a tensor of more than a few thousand numbers on no device, and leave it there."""
-        kwargs = kwargs or {}
-        if func in _FACTORIES:
-            shaped = func(*args, **{**kwargs, "device": "meta"})
-            return shaped if shaped.numel() > _SMALL else func(*args, **kwargs)
-        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
-        stays = func is Tensor.to or (in_place and func is not Tensor.requires_grad_)
-        if stays and args and isinstance(args[0], Tensor) and args[0].is_meta:
-            return args[0]  # torch would import its compiler to say as much
-        if func is Tensor.clone and args[0].numel() > _SMALL:  # in copies of models that are given
-            return torch.empty_like(args[0], device="meta")
-        return func(*args, **kwargs)
-
-
-def check_networks(name: str, options: Collection[str], device: torch.device, count: Callable[[], int]) -> None:
-    """Raise if an algorithm's networks do not fit into memory; `count` makes them of none, and returns their bytes."""
-    if not _CHECKS.get():
-        return
-    try:
-        with kept_generators(), Unallocated():
-            need = count()
-    except Exception:
-        return  # what is wrong is said where they are made; a model of one's own may read numbers that are not there
-    if need < _SMALL_NETWORKS:
-        return
-    what = f"{name} does not fit into memory: its networks, with gradients, moments and targets, need"
-    of_networks = [option for option in options if option in _OF_NETWORKS]
-    check_memory(need, device, what, _listed(of_networks))
 
 
 def check_training(
@@ -152,21 +85,20 @@ def check_training(
 ) -> None:
     """Raise a `ValueError` if a horizon of experience, of `need` bytes, does not fit into memory.
 
-    The policy, None before it is built, adds states, one for each `seq_len` steps, and activations.
+    The policy, None before it is built, adds states, one for each `seq_len` steps.
     """
     options = "`num_envs` or `horizon`"
     if policy is not None:
         state = sum(value.numel() * value.element_size() for value in policy.initial_state(1).values())
         need += num_envs * (horizon // seq_len) * state
-        need += num_envs * activation_bytes(policy)
         options = "`num_envs`, `horizon` or the size of the model" + (", or raise `seq_len`" if state else "")
     # A build checks several times and warns only in the last check.
     check_memory(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
 
 
-def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observation: Space) -> None:
+def check_evaluation(num_envs: int, device: torch.device, observation: Space) -> None:
     """Raise a `ValueError` if the copies of an evaluation environment do not fit into memory."""
-    need = num_envs * (_EVALUATED + 2 * _stored(observation) + activation_bytes(policy))
+    need = num_envs * (_EVALUATED + 2 * _stored(observation))
     check_memory(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
 
 
@@ -206,14 +138,6 @@ def slot_bytes(observation: Space | None, action: Space | None) -> int:
     return _SLOT + _stored(observation) + _stored(action)
 
 
-def activation_bytes(policy: Policy) -> int:
-    """Return the bytes of the widest layer's output for one copy; 0 if the model is not rl8x's."""
-    if not type(policy.model).__module__.startswith("rl8x."):
-        return 0
-    widths = [module.out_features for module in policy.model.modules() if isinstance(module, nn.Linear)]
-    return max(widths, default=0) * 2  # bfloat16; float32 takes twice that
-
-
 def available_bytes(device: torch.device) -> int | None:
     """Return this rank's share of the available memory in bytes, including swap space; None if it is unknown."""
     if device.type == "cuda":
@@ -236,14 +160,12 @@ def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/
     except (OSError, ValueError):
         return []
     for controllers, path in groups:
-        if controllers == "":
-            base, limit, usage, cache = root, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
-        else:
+        base, names = root, ("memory.max", "memory.current", "inactive_file")
+        if "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        elif controllers:
             continue
-        folder = base / path.strip("/")
+        folder, (limit, usage, cache) = base / path.strip("/"), names
         for each in (folder, *folder.parents):
             with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
                 if each.is_relative_to(base) and (most := int((each / limit).read_text())) < _NO_LIMIT:

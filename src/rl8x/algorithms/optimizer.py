@@ -7,18 +7,20 @@ that runs eagerly and inside a compiled update.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.kernels import adam_step, advance
-from rl8x.execution.private import places
+from rl8x.execution.private import Substitution, places
+from rl8x.policy import Policy, training_mode
 
 STEP: Final = "step"
 ADAPTIVE: Final = "adaptive"  # the kind of an `lr_schedule`
@@ -37,21 +39,28 @@ class FlatOptimizer:
         gradient: The gradient, `[size]`, which backward passes add to.
         moments: The rule's state, by name.
         lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
+        under: Calls the module with other weights, in the shapes of `split`.
     """
 
-    def __init__(self, module: nn.Module, rule: Rule, *, lr: float) -> None:
+    def __init__(self, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self.module, self.rule, self.max_grad_norm = module, rule, max_grad_norm
         self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
         self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
         self._shapes = [parameter.shape for parameter in self.views]
         self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
+        self._modal = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
+        self.under = Substitution(module, self.names)
         self.weights = self.joined(self.views)
         self.gradient = torch.zeros_like(self.weights)
         self._places, self._buffers = places(module, self.views)
         self._join()
-        self.rule = rule
         self.moments = rule.moments(self.weights)
         self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
+
+    def training(self) -> contextlib.AbstractContextManager[None]:
+        """Have the module in training mode within the context, if that makes a difference."""
+        return training_mode(self.module) if self._modal else contextlib.nullcontext()
 
     def _join(self) -> None:
         """Make the module's weights views of the vector."""
@@ -63,13 +72,8 @@ class FlatOptimizer:
     def rejoin(self, *, trains: bool = True) -> None:
         """Take over weights that were put in the place of the views, so that programs and updates have the module's.
 
-        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` make tensors of their own.
-
-        Args:
-            trains: Whether they are to be trained; else they may be frozen.
-
-        Raises:
-            RuntimeError: If they have another type, device or shape, or are to be trained and do not require gradients.
+        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` make tensors of their own. Raises
+        a `RuntimeError` if they have another type, device or shape, or require no gradients though it `trains`.
         """
         for owner, name, own in self._buffers:  # which compiled programs hold, too
             put = owner[name]
@@ -122,16 +126,26 @@ class FlatOptimizer:
         """The tensors that a step changes: the weights and the rule's moments."""
         return self.weights, *self.moments.values()
 
-    @property
-    def param_groups(self) -> NoReturn:
-        """There are none: all weights are one vector."""
-        raise AttributeError("rl8x's optimizers have no `param_groups`: set the rate by `algorithm.set_lr(1e-4)`.")
-
     def state_dict(self) -> dict[str, Any]:
         """Return the learning rate, the steps taken, `[1]`, and the moments of each weight by name, as references."""
         parts = {kind: self.split(moment) for kind, moment in self.moments.items() if kind != STEP}
         moments = {name: {kind: each[i] for kind, each in parts.items()} for i, name in enumerate(self.names)}
         return {"lr": float(self.lr), STEP: self.moments.get(STEP), "moments": moments}
+
+    def apply(self, state: Sequence[Tensor], gradient: Tensor, lr: Tensor, *, active: Tensor | None = None) -> Tensor:
+        """Clip a gradient, `[size]`, and make a step of the rule, in place; return the norm before clipping, 0-d.
+
+        The `state` is as the optimizer's own; where `active`, 0-d bool, is False, it stays as it is.
+        """
+        before = [] if active is None else [tensor.clone() for tensor in state]
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        if self.max_grad_norm is not None:
+            gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.rule.apply(state[0], gradient, state[1:], lr)
+        for tensor, old in zip(state, before, strict=False):
+            assert active is not None
+            tensor.copy_(torch.where(active, tensor, old))
+        return norm
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict` in place, so that captured pointers stay valid; raise `ValueError` if it is of others.
@@ -171,31 +185,6 @@ def check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, 
             raise ValueError(f"the network {name!r} had {had} for `{key}` in the run, and has {has} here. {why}")
 
 
-def clip_and_apply(
-    rule: Rule,
-    state: Sequence[Tensor],
-    gradient: Tensor,
-    lr: Tensor,
-    *,
-    max_grad_norm: float | None,
-    active: Tensor | None = None,
-) -> Tensor:
-    """Clip a gradient to an L2 norm and make a step of a rule, in place; return the norm before clipping, 0-d.
-
-    The `state` is the weights, `[size]`, and the rule's moments; where `active`, 0-d bool, is False, it stays as it is.
-    """
-    weights, *moments = state
-    before = [] if active is None else [tensor.clone() for tensor in state]
-    norm: Tensor = torch.linalg.vector_norm(gradient)
-    if max_grad_norm is not None:
-        gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-    rule.apply(weights, gradient, moments, lr)
-    for tensor, old in zip(state, before, strict=False):
-        assert active is not None
-        tensor.copy_(torch.where(active, tensor, old))
-    return norm
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """The update rule of an optimizer. `weight_decay` is the weight of an L2 penalty."""
@@ -204,7 +193,9 @@ class Rule(ABC):
 
     def __post_init__(self) -> None:
         """Check the options; raise a `ValueError` if one is out of its range."""
-        _check_number("weight_decay", self.weight_decay)
+        for field in dataclasses.fields(self):
+            if field.type == "float":
+                _check_number(field.name, getattr(self, field.name))
 
     @abstractmethod
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
@@ -233,7 +224,6 @@ class Adam(Rule):
     def __post_init__(self) -> None:
         """Check the options; `betas` are in [0, 1)."""
         super().__post_init__()
-        _check_number("eps", self.eps)
         if isinstance(self.betas, str) or not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ValueError(f"`optimizer_config`: `betas` must be two numbers; got {self.betas!r}.")
         for beta in self.betas:
@@ -296,11 +286,6 @@ class SGD(Rule):
     momentum: float = 0.0
     nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        _check_number("momentum", self.momentum)
-
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the running sum of gradients, `[size]`, where there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
@@ -360,10 +345,9 @@ class AdaptiveRate:
 
     @classmethod
     def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
-        """Return the rate that an `lr_schedule`, as a config has it, stands for; None if it is of another kind.
+        """Return the rate that an `lr_schedule` stands for, or None; raise a `ValueError` if it is not legal.
 
-        A bound that it leaves out gives way to `lr`, the rate that it begins with. Raises a `ValueError` if a key is
-        unknown, a value is not legal, or `lr` is not in its range.
+        A bound that it leaves out gives way to `lr`, the rate that it begins with.
         """
         if not is_adaptive(spec):
             return None

@@ -21,7 +21,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, REFUSED
 from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
@@ -47,10 +47,6 @@ PPO_LOSS_METRICS: Final = (
 )
 TOTAL: Final = "losses/total"
 KL_DIV: Final = "monitors/kl_div"
-
-# Metrics of an update, measured before its step, except the gradient's norm.
-_MONITORS: Final = "monitors/"
-_REFUSED: Final = "monitors/refused_updates"
 
 # The default network where the model is an MLP.
 SMALL: Final = {"hidden_sizes": (64, 64)}
@@ -219,7 +215,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
         self.learned_by_targets = [self.running_return, *learned]
         if config.target_kl_div is not None:
-            self.metrics = (*self.metrics, _REFUSED)
+            self.metrics = (*self.metrics, REFUSED)
         self._silenced_steps = 0
         self._told_silenced = False
 
@@ -427,21 +423,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             "coefficients/vf": self.config.vf_coeff,
         }
 
-    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average the results of the updates of a step: losses and gradient norms of those that were applied.
-
-        What is measured before an update counts also where that ended the step, or the excess would be hidden.
-        """
-        names = self.updater.objective.metrics
-        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
-        columns = [measured if name.startswith(_MONITORS) else applied for name in names]
-        counted = torch.stack((*columns, applied), dim=1)
-        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*names, GRAD_NORM), means, strict=True))
-        if self.config.target_kl_div is not None:
-            stats[_REFUSED] = self.updates_per_step - applied.sum()
-        return stats
-
     def watch(self, row: Mapping[str, float]) -> None:
         """Warn once if the clipping of the value loss keeps the critic from learning for many steps in a row."""
         config = self.config
@@ -472,24 +453,25 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def _present_values(self) -> tuple[Tensor, Tensor]:
         """Compute the values of a rollout's observations again, each sequence from its stored state, as updates do."""
-        rollout, num_envs, horizon = self.rollout, self.rollout.num_envs, self.config.horizon
-        workers, chunk = self.updater.workers, self.updater.chunk_rows(self.updater.workers)
+        policy, rollout, horizon = self.policy, self.rollout, self.config.horizon
         values = torch.zeros_like(rollout[keys.VALUES])
         finals = torch.zeros_like(values[:horizon])
-        rows = self.updater.chunks(chunk)
-        count = min(workers.count, len(rows))
+        ends = {name: torch.empty_like(states) for name, states in rollout.states.items()}
+        workers, of_copies = self.updater.workers, torch.arange(self.pack.num_sequences // policy.num_separate)
+        chunks = self.updater.in_chunks(of_copies.to(self.device), workers)
+        count = min(workers.count, len(chunks))
 
-        def of(worker: int) -> list[State]:
-            return [self._write_values(each, values, finals) for each in rows[worker::count]]
+        def write(worker: int) -> None:
+            for rows in chunks[worker::count]:
+                self._write_values(rows, values, finals, ends)
 
-        shares = workers.share([functools.partial(of, worker) for worker in range(count)])
-        ends = [shares[i % count][i // count] for i in range(len(rows))]
-        state = {name: torch.cat([end[name] for end in ends])[-num_envs:] for name in ends[0]}
-        values[horizon] = self.policy.values(rollout.tree(keys.OBS, horizon), state, rollout[keys.STARTS][horizon])
+        workers.share([functools.partial(write, worker) for worker in range(count)])
+        state = {name: ends[name][-1] for name in policy.initial_state(1)}
+        values[horizon] = policy.values(rollout.tree(keys.OBS, horizon), state, rollout[keys.STARTS][horizon])
         return values, finals
 
-    def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor) -> State:
-        """Write the values of some sequences, by number, `[rows]`; return the policy's state after them."""
+    def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor, ends: State) -> None:
+        """Write the values of some sequences, by number, `[rows]`, and the policy's states after them."""
         policy, rollout, stepper = self.policy, self.rollout, self.horizons.collector.stepper
         sequences, copies = rows.div(rollout.num_envs, rounding_mode="floor"), rows.remainder(rollout.num_envs)
         state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}
@@ -506,7 +488,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                 where, after = (where[0][cut], copies[cut]), {name: value[cut] for name, value in state.items()}
             if len(where[0]):  # not every model accepts an empty batch
                 finals[where] = stepper.final_obs_values(rollout.tree(keys.FINAL_OBS, where), after)
-        return state
+        for name, value in state.items():
+            ends[name][sequences, copies] = value
 
     # -- saving
 

@@ -259,7 +259,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
 
     @property
     def _work(self) -> int:
-        return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
+        return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].weights)
 
     def phases(self) -> list[Phase]:
         """Return the updates of the critics, of the policy towards actions of high value, and of the temperature.

@@ -404,7 +404,7 @@ def _make_env(
     if factory is not None:
         trains = MAX_EVAL_ENVS if trained is None else trained.num_copies * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
-        check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
+        check_evaluation(num_envs, algorithm.device, policy.observation_space)
         made: Env = factory(num_envs, device=algorithm.device, seed=seed)
         return made
     if trained is None:

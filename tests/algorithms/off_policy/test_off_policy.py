@@ -63,7 +63,7 @@ def test_counters_say_what_was_done(ratio, n_step, horizon, warmup):
         "env/steps": steps * collected,
         "env/episodes": 0,
     }
-    taken = algorithm.nets.trained["q"].optimizer.moments["step"].item()
+    taken = algorithm.nets.trained["q"].moments["step"].item()
     assert taken == expected
     assert algorithm.replay.total == collected * steps - 8 * (n_step - 1)
 
@@ -164,7 +164,7 @@ def test_a_block_with_nan_is_dropped_and_never_trained_on(env, n_step):
 def test_weights_that_are_not_finite_are_named():
     algorithm = build()
     train(algorithm, 2)
-    algorithm.nets.trained["q"].optimizer.weights.fill_(math.nan)
+    algorithm.nets.trained["q"].weights.fill_(math.nan)
     algorithm.collect()
     row = algorithm.step()
     assert [row[f"finite/{name}"] for name in ("losses", "gradients", "parameters")] == [1, 1, 1]

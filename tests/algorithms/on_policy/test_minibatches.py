@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.algorithms.on_policy.minibatches import SequencePack, epoch
+from rl8x.algorithms import PPOConfig
+from rl8x.algorithms.on_policy.minibatches import SequencePack
+from rl8x.envs import CartPole
 
 
 def rollout(horizon, num_envs):
@@ -22,26 +24,28 @@ def test_sequences_hold_what_the_rollout_held(seq_len):
     pack = SequencePack(horizon, num_envs, seq_len)
     pack.fill(tensors, states)
     rows = torch.tensor([5, 0, 7, 2])
-    for chosen, numbers in ((rows, rows.tolist()), (slice(2, 6), [2, 3, 4, 5])):
-        batch, state = pack.gather(chosen)
-        assert batch.keys() == tensors.keys()
-        for i, number in enumerate(numbers):
-            sequence, copy = divmod(number, num_envs)
-            steps = slice(sequence * seq_len, (sequence + 1) * seq_len)
-            for name, tensor in tensors.items():
-                assert batch[name].dtype == tensor.dtype
-                assert torch.equal(batch[name][:, i], tensor[steps, copy]), name
-            assert torch.equal(state["h"][i], states["h"][sequence, copy])
+    batch, state = pack.gather(rows)
+    assert batch.keys() == tensors.keys()
+    for i, number in enumerate(rows.tolist()):
+        sequence, copy = divmod(number, num_envs)
+        steps = slice(sequence * seq_len, (sequence + 1) * seq_len)
+        for name, tensor in tensors.items():
+            assert batch[name].dtype == tensor.dtype
+            assert torch.equal(batch[name][:, i], tensor[steps, copy]), name
+        assert torch.equal(state["h"][i], states["h"][sequence, copy])
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("minibatch", "chunk"), [(4, 4), (4, 3), (12, 5)])
 def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
-    generator = torch.Generator().manual_seed(0)
-    batches = epoch(12, minibatch, chunk, generator, shuffle=shuffle)
-    rows = [
-        torch.arange(12)[part].tolist() if isinstance(part, slice) else part.tolist() for b in batches for part in b
-    ]
+    sizes = {"num_envs": 4, "horizon": 3, "sgd_minibatch_size": minibatch, "shuffle_minibatches": shuffle}
+    algorithm = PPOConfig(**sizes, device="cpu", seed=1).build(CartPole)
+    algorithm.collect()
+    algorithm.set_targets()
+    updater = algorithm.updater
+    updater.chunk_rows = lambda _: chunk
+    with updater.begin():
+        rows = [part.tolist() for batch in updater.minibatches() for part in batch]
     assert [len(part) for part in rows] == {(4, 4): [4] * 3, (4, 3): [3, 1] * 3, (12, 5): [5, 5, 2]}[minibatch, chunk]
     seen = [row for part in rows for row in part]
     assert sorted(seen) == list(range(12))

@@ -68,7 +68,7 @@ def by_hand(algorithm, exact):
     horizon = config.horizon
     twin = copy.deepcopy(algorithm)
     twin.step()  # for advantages and targets, which are not what is tested
-    packed, _ = twin.pack.gather(slice(0, twin.pack.num_sequences))
+    packed, _ = twin.pack.gather(torch.arange(twin.pack.num_sequences))
     rows = horizon * config.num_envs
     obs, starts = rollout[keys.OBS][:horizon].reshape(rows, -1), rollout[keys.STARTS][:horizon].reshape(1, rows)
     with torch.no_grad():

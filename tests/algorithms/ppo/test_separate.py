@@ -85,7 +85,7 @@ def test_a_minibatch_has_the_same_steps_of_all_agents():
     updater = algorithm.updater
     with updater.begin():
         (batches,) = [updater._batches(updater.workers, updater.generator)]
-        looped = updater._orders(updater.generator, 2)
+        looped = updater._of_agents(updater._orders(updater.generator, 2))
     whole = [torch.cat(batch) for batch in batches]
     assert len(whole) == algorithm.updates_per_step // algorithm.config.num_sgd_iters == 4
     for rows in (*whole, *looped):

@@ -1,14 +1,8 @@
 """Learning from batches of stored transitions, of a replay or a data set.
 
-One step is
-
-    due       K updates
-    sample    K batches at once, with all that is drawn for them
-    loop      K updates, without Python between them
-
-An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`), and what one update does
-(`phases` and `finish`: its paper's box), or what updates do in turn (`make_cycle`). Its `source` says where rows come
-from.
+A step samples the batches of the updates that are due, with all that is drawn for them, and loops over them without
+Python between updates. An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`),
+and what one update does (`phases` and `finish`: its paper's box), or what updates do in turn (`make_cycle`).
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar
 
 import gymnasium
 import numpy as np
@@ -29,13 +23,12 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import part_seed, seeded
-from rl8x.algorithms.memory_check import CountedNets, check_memory, check_networks, row_bytes
+from rl8x.algorithms.memory_check import check_memory, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
     DatasetSource,
     ReplaySource,
     Source,
-    check_fits,
     collected_stats,
     read_dataset,
     transition,
@@ -47,7 +40,6 @@ from rl8x.algorithms.off_policy.updates import (
     OffPolicyUpdater,
     Phase,
     ReplayBatch,
-    Update,
     UpdateResult,
     block_size,
     update_stats,
@@ -120,12 +112,25 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     ) -> None:
         super().__init__(config, env, seed, env_factory)
         self.dataset = read_dataset(type(self).__name__, config) if env is None else None
-        self.observation_space, self.action_space = _spaces_of(env, self.dataset)
+        if env is not None:
+            self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        else:
+            assert self.dataset is not None
+            assert self.dataset.observation_space is not None
+            assert self.dataset.action_space is not None
+            self.observation_space, self.action_space = self.dataset.observation_space, self.dataset.action_space
         self.check_spaces()
         if env is not None:
             validate(env)  # before networks are made for it
         self.generator = self.make_generator("minibatches")
-        self._make_networks()
+        with seeded(part_seed(seed, "weights"), self.device):
+            self.policy = self.make_policy().to(self.device)
+            if self.policy.recurrent:
+                name, model = type(self).__name__, type(self.policy.model).__name__
+                raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
+            self.check_model()
+            self.nets = Nets(self.policy)
+            self.make_nets()
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
@@ -138,16 +143,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.metrics = (*self.update_metrics, LR, *self.source.metrics, *(self.explore_metrics if env else ()))
 
     def _make_source(self) -> Source:
-        config, env, dataset = self.config, self.env, self.dataset
+        config, dataset = self.config, self.dataset
         if dataset is not None:
             source = DatasetSource(config, dataset, self.device, next_actions=self.reads_next_actions)
             if self.policy.obs_moments is not None:  # otherwise observations would needlessly be on the device twice
                 obs = unflatten_tree(keys.OBS, dataset.transitions)
                 self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
             return source
-        assert env is not None
         assert isinstance(config, OffPolicyConfig), "only an OffPolicyConfig has an environment"
-        check_fits(config, env, self.policy)
 
         def summarise(rollout: Mapping[str, Tensor], horizon: int, team: Team | None) -> Stats:
             return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, horizon, team)
@@ -205,11 +208,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             phases: The first ones of `phases()`, or all.
             names: The metrics that an update gives: the first ones of `update_metrics`, or all.
         """
-        return OffPolicyUpdater(Update(phases, self.finish), self.nets, names, self.execution, self._named_rows)
-
-    def _named_rows(self, items: ReplayBatch) -> ReplayBatch:
-        """Return the rows of a batch by name; a replay knows them once it has some."""
-        return self.source.rows.columns.views(items)
+        # A replay knows the names of its rows once it has some.
+        rows = lambda items: self.source.rows.columns.views(items)  # noqa: E731
+        return OffPolicyUpdater(phases, self.finish, self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates beside their batches, such as noise and flags.
@@ -266,30 +267,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         module = module.to(self.device)
         self.nets.add(name, module, rule, lr=config.schedule("lr")(0), max_grad_norm=config.max_grad_norm)
 
-    def _count_networks(self) -> int:
-        self.policy, counted = self.make_policy(), CountedNets()
-        self.nets = cast(Nets, counted)  # `make_nets` adds to them
-        self.make_nets()
-        return counted.need
-
-    def _make_networks(self) -> None:
-        check_networks(type(self).__name__, vars(self.config), self.device, self._count_networks)
-        vars(self).pop("policy", None)  # that was counted
-        with seeded(part_seed(self.seed, "weights"), self.device):
-            self.policy = self.make_policy().to(self.device)
-            if self.policy.recurrent:
-                name, model = type(self).__name__, type(self.policy.model).__name__
-                raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
-            self.check_model()
-            self.nets = Nets(self.policy)
-            self.make_nets()
-
     # -- collecting and learning
 
     @property
     def optimizers(self) -> list[FlatOptimizer]:
         """Those of the trained networks."""
-        return [each.optimizer for each in self.nets.trained.values()]
+        return [*self.nets.trained.values()]
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect what the source learns from; see `GenericAlgorithmBase.collect`."""
@@ -318,8 +301,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self.source.take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-            looks = self.execution.host_looks
-            means = update_stats(rows, self.update_metrics, self._weights, host_looks=looks) if rows else {}
+            means = update_stats(rows, self.update_metrics, self._weights) if rows else {}
         return Stats({LR: lr, **means, **self.source.stats()})
 
     @property
@@ -370,7 +352,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     @property
     def _weights(self) -> list[Tensor]:
         """The weights of each trained network as a vector."""
-        return [each.optimizer.weights for each in self.nets.trained.values()]
+        return [each.weights for each in self.nets.trained.values()]
 
     @property
     def prepared(self) -> bool:
@@ -452,7 +434,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         Raises:
             ValueError: As `load_learned_state` does, or if the data set is another.
         """
-        self.source.check(state)
         super().load_state_dict(state)
         self.source.load_state_dict(state)
 
@@ -460,13 +441,3 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Restore another rank's state as a new rank, with an empty replay."""
         super().join(state)
         self.source.join(state)
-
-
-def _spaces_of(env: Env | None, dataset: Dataset | None) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return the spaces of one observation and one action, of an environment or a data set."""
-    if env is not None:
-        return env.single_observation_space, env.single_action_space
-    assert dataset is not None
-    assert dataset.observation_space is not None
-    assert dataset.action_space is not None
-    return dataset.observation_space, dataset.action_space

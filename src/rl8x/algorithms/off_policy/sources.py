@@ -1,10 +1,4 @@
-"""Where the rows that a learner's updates read come from: a replay that its policy fills, or a data set.
-
-A replay's owner collects a short horizon, appends it, and makes the updates that are due:
-
-    collect   `horizon` steps of each copy; rows with n-step returns go to the replay, unless a number is not finite
-    due       owed += updates_per_sample * samples;  K = floor(owed);  owed -= K
-"""
+"""Where the rows that a learner's updates read come from: a replay that its policy fills, or a data set."""
 
 from __future__ import annotations
 
@@ -23,7 +17,6 @@ from rl8x.algorithms.memory_check import check_memory, check_replay_on_disk, che
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
-from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team
@@ -84,29 +77,16 @@ class Source:
         """Return the number of updates that are due, and count them as made."""
         raise NotImplementedError
 
-    def collect(self, env_config: AnyEnvConfig | None, exploring: Exploring) -> Stats:
-        """Add rows, if there is an environment; see `GenericAlgorithmBase.collect`."""
-        return Stats({})
-
-    def cut(self) -> None:
-        """End what goes on from one horizon to the next, since the next begins new episodes."""
-
     def params(self, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return all params of a run, given the others."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next collect and step depend on."""
+        """Return all state that the next collect and step depend on, beside the learned state."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`."""
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise a `ValueError` if a `state_dict` belongs to other rows."""
-
-    def join(self, state: Mapping[str, Any]) -> None:
-        """Begin on a rank that is new to the run, given the `state_dict` of another."""
+        """Restore the state of `state_dict`, after the learned state."""
 
     def learned_state(self) -> dict[str, Any]:
         """Return references to what belongs to the learned state; see `GenericAlgorithmBase.learned_state`."""
@@ -114,6 +94,16 @@ class Source:
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Restore a `learned_state`, in place."""
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Begin on a rank that is new to the run, given the `state_dict` of another."""
+
+    def collect(self, env_config: AnyEnvConfig | None, exploring: Exploring) -> Stats:
+        """Add rows, if there is an environment; see `GenericAlgorithmBase.collect`."""
+        return Stats({})
+
+    def cut(self) -> None:
+        """End what goes on from one horizon to the next, since the next begins new episodes."""
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
         """Return what updates read, `[updates, ...]`, laid out as stored, given rows, `[updates, batch_size]`."""
@@ -134,24 +124,29 @@ class ReplaySource(Source):
     metrics = (REPLAY_SIZE,)
 
     def __init__(self, config: OffPolicyConfig, horizons: Horizons) -> None:
-        self.config = config
-        self.horizons = horizons
-        self.policy: Policy = horizons.collector.policy
-        device, bound = horizons.env.device, config.largest_return
+        self.config, self.horizons = config, horizons
+        env, bound = horizons.env, config.largest_return
         size, path = config.buffer_size, config.buffer_path
-        if config.prioritized:
-            self.rows = PrioritizedReplay(size, device, alpha=config.priority_alpha, path=path)
+        self.policy: Policy = horizons.collector.policy
+        spaces = env.single_observation_space, env.single_action_space
+        need = config.rollout_bytes(*spaces) * env.num_agents
+        check_training(env.num_envs, config.horizon, env.device, need, policy=self.policy)
+        if path is None:
+            what, lower = f"buffer_size={size:,} needs", "`buffer_size`, or set `buffer_path`"
+            check_memory(config.replay_bytes(*spaces), env.device, what, lower, warn=True)
         else:
-            self.rows = Replay(size, device, path=path)
+            check_replay_on_disk(size, path, config.replay_bytes(*spaces))
+        if config.prioritized:
+            self.rows = PrioritizedReplay(size, env.device, alpha=config.priority_alpha, path=path)
+        else:
+            self.rows = Replay(size, env.device, path=path)
         self.batch_size = config.batch_size
-        self.updates_per_step = config.updates_per_collect * horizons.env.num_agents
+        self.updates_per_step = config.updates_per_collect * env.num_agents
         most = _PRIORITIZED_BLOCK if config.prioritized else None
-        self.block_limits = {"masks": not horizons.env.capturable, "most": most}
+        self.block_limits = {"masks": not env.capturable, "most": most}
         self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
-        self.return_scale = (
-            None if bound is None else ReturnScale(horizons.env.num_envs, config.gamma, bound).to(device)
-        )
+        self.return_scale = None if bound is None else ReturnScale(env.num_envs, config.gamma, bound).to(env.device)
         self.beta_schedule: Schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self._has_rows = False
@@ -256,30 +251,26 @@ class ReplaySource(Source):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`."""
+        config, (n_step, gamma) = self.config, state["returns"]
         self._has_rows = False
         self.rows.load_state_dict(state["replay"])
         self.nstep.load_state_dict(state["n_step"])
-        self._warn_of_old_returns(*state["returns"])
         self.updates_owed = Fraction(*state["updates_owed"])
         if self.return_scale is not None:
             self.return_scale.carry.copy_(state["running_return"])
+        if (n_step, gamma) != config.returns and self.rows.size:
+            warnings.warn(
+                f"the {self.rows.size:,} rows of the replay keep the returns of n_step={n_step} and gamma={gamma:g}; "
+                f"rows from here on have n_step={config.n_step} and gamma={config.gamma:g}, and replace the "
+                f"others within {config.buffer_size:,} transitions.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def join(self, state: Mapping[str, Any]) -> None:
         """Begin with an empty replay; the same updates are due on all ranks."""
         self._has_rows = False
         self.updates_owed = Fraction(*state["updates_owed"])
-
-    def _warn_of_old_returns(self, n_step: int, gamma: float) -> None:
-        """Warn if hyperparameters of n-step returns have changed: stored rows keep their returns."""
-        if (n_step, gamma) == self.config.returns or not self.rows.size:
-            return
-        warnings.warn(
-            f"the {self.rows.size:,} rows of the replay keep the returns of n_step={n_step} and gamma={gamma:g}; "
-            f"rows from here on have n_step={self.config.n_step} and gamma={self.config.gamma:g}, and replace the "
-            f"others within {self.config.buffer_size:,} transitions.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 class DatasetSource(Source):
@@ -294,11 +285,8 @@ class DatasetSource(Source):
         self.dataset = dataset
         self.batch_size = config.batch_size // ranks().size
         self.updates_per_step = Fraction(config.updates_per_step)
-        need, what = (
-            dataset.prepared_bytes(next_actions=next_actions),
-            f"a data set of {dataset.size:,} transitions needs",
-        )
-        check_memory(need, device, what, "their number", warn=True)
+        need = dataset.prepared_bytes(next_actions=next_actions)
+        check_memory(need, device, f"a data set of {dataset.size:,} transitions needs", "their number", warn=True)
         self.rows = dataset.prepared(*config.returns, device, next_actions=next_actions)
 
     def take_due(self) -> int:
@@ -318,7 +306,7 @@ class DatasetSource(Source):
             "dataset.action_space": describe_space(dataset.action_space),
         }
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise a `ValueError` if the data set is another than that of a `state_dict`."""
         if state["dataset"] != self.dataset.digest:
             raise ValueError(
@@ -350,18 +338,6 @@ def read_dataset(name: str, config: LearnerConfig) -> Dataset:
             "action_space=...)` or `from_tensors`, and `save` it to have them in its folder."
         )
     return dataset
-
-
-def check_fits(config: OffPolicyConfig, env: Env, policy: Policy) -> None:
-    """Raise a `ValueError` if the rollout and the replay of a training do not fit into memory, or on the disk."""
-    spaces = (env.single_observation_space, env.single_action_space)
-    need = config.rollout_bytes(*spaces) * env.num_agents
-    check_training(env.num_envs, config.horizon, env.device, need, policy=policy)
-    if config.buffer_path is None:
-        what, lower = f"buffer_size={config.buffer_size:,} needs", "`buffer_size`, or set `buffer_path`"
-        check_memory(config.replay_bytes(*spaces), env.device, what, lower, warn=True)
-    else:
-        check_replay_on_disk(config.buffer_size, config.buffer_path, config.replay_bytes(*spaces))
 
 
 class ReturnScale(nn.Module):

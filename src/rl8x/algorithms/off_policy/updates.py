@@ -3,24 +3,14 @@
 Weights and moments come in as vectors and are changed in place, so that the same function runs eagerly, compiled and
 captured. No module is copied: a target network is its module under another vector of weights.
 
-    nets = Nets(policy)                                    # when the algorithm is made
-    nets.add("q", QNetwork(policy), rule, lr=3e-4)
-    nets.add_target("target", of="q")
-
-    values, gradient = nets["q"].gradient(loss)            # in an update, on the result of `bind`
-    norm = nets["q"].apply(gradient)
-    nets["target"].polyak_update(nets["q"], 0.005)
-
 An update is a list of phases, each of which ends with what the ranks average: a gradient, mostly. One process runs all
 of them as one program; of several, each runs a program up to each average.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -29,13 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rl8x.algorithms.horizons import updates_not_finite
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, check_same, clip_and_apply
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, check_same
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram
-from rl8x.execution.private import Substitution
 from rl8x.execution.programs import Loop
-from rl8x.policy import Policy, training_mode
 from rl8x.rollouts.statistics import Number
 from rl8x.trees import row_major
 
@@ -56,46 +44,34 @@ Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 """Computes a loss from a network called with its trained weights; returns it, 0-d, and auxiliary values by name."""
 
 
-class Trained(NamedTuple):
-    """A trained module, and what has its weights as one vector; it is in training mode only while it is trained."""
-
-    module: nn.Module
-    optimizer: FlatOptimizer
-    max_grad_norm: float | None
-    under: Substitution
-    has_modes: bool
-
-
 class Net:
     """A network in an update: a module under weights, `[size]`, which `apply` and `polyak_update` change."""
 
     def __init__(
-        self, trained: Trained, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
+        self, optimizer: FlatOptimizer, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
     ) -> None:
-        self.trained = trained
+        self.optimizer = optimizer
         self.weights = weights
         self.moments = moments
         self.lr = lr
 
     def __call__(self, *inputs: Any) -> Any:
         """Call the module with these weights; gradients flow to the inputs, not to the weights."""
-        return self.trained.under(self._parts, *inputs)
+        return self.optimizer.under(self._parts, *inputs)
 
     def gradient(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
         """Return what a loss measures, and its gradient by the weights, `[size]`; other networks get none."""
-        optimizer = self.trained.optimizer
-        mode = training_mode(self.trained.module) if self.trained.has_modes else contextlib.nullcontext()
-        with torch.enable_grad(), mode:
+        optimizer = self.optimizer
+        with torch.enable_grad(), optimizer.training():
             weights = self.weights.detach().requires_grad_()
-            value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
+            value, measured = loss(functools.partial(optimizer.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
         return {name: each.detach() for name, each in measured.items()}, gradient
 
     def apply(self, gradient: Tensor) -> Tensor:
         """Make an optimizer step by a gradient, `[size]`, which is clipped in place; return its norm before, 0-d."""
         assert self.lr is not None, "a target network is not trained"
-        state, most = (self.weights, *self.moments), self.trained.max_grad_norm
-        return clip_and_apply(self.trained.optimizer.rule, state, gradient, self.lr, max_grad_norm=most)
+        return self.optimizer.apply((self.weights, *self.moments), gradient, self.lr)
 
     def polyak_update(self, net: Net, tau: Tensor | float) -> None:
         """Update the weights to (1 - tau) w + tau w', with those of another network; `tau` is a number or 0-d."""
@@ -103,51 +79,48 @@ class Net:
 
     @functools.cached_property
     def _parts(self) -> list[Tensor]:
-        return self.trained.optimizer.split(self.weights)
+        return self.optimizer.split(self.weights)
 
 
 class Nets:
     """The networks of an algorithm by name, and targets; weights that are the policy's are saved with it."""
 
     def __init__(self, policy: nn.Module) -> None:
-        self.trained: dict[str, Trained] = {}
+        self.trained: dict[str, FlatOptimizer] = {}
         self.targets: dict[str, tuple[str, Tensor]] = {}
         self._policy = policy
 
     def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
         """Add a trained network; the module's weights become views of one vector."""
-        optimizer = FlatOptimizer(module, rule, lr=lr)
-        has_modes = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
-        under = Substitution(module, optimizer.names)
-        self.trained[name] = Trained(module, optimizer, max_grad_norm, under, has_modes)
+        self.trained[name] = FlatOptimizer(module, rule, lr=lr, max_grad_norm=max_grad_norm)
 
     def add_target(self, name: str, *, of: str) -> None:
         """Add a target network of a named network: the same module with a copy of its weights."""
-        self.targets[name] = of, self.trained[of].optimizer.weights.clone()
+        self.targets[name] = of, self.trained[of].weights.clone()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all networks, in place."""
         for each in self.trained.values():
-            each.optimizer.lr.fill_(lr)
+            each.lr.fill_(lr)
 
     # -- as the arguments of an update
 
     @property
     def state(self) -> list[Tensor]:
         """The tensors that an update changes in place: weights and moments, `[size]`, and numbers of steps, `[1]`."""
-        trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
+        trained = [tensor for each in self.trained.values() for tensor in each.state]
         return trained + [weights for _, weights in self.targets.values()]
 
     @property
     def rates(self) -> list[Tensor]:
         """The learning rates, 0-d each."""
-        return [each.optimizer.lr for each in self.trained.values()]
+        return [each.lr for each in self.trained.values()]
 
     def bind(self, state: Sequence[Tensor], rates: Sequence[Tensor]) -> dict[str, Net]:
         """Return the networks by name, with tensors in the order and shapes of `state` and `rates`."""
         left, nets = iter(state), dict[str, Net]()
         for (name, each), lr in zip(self.trained.items(), rates, strict=True):
-            weights, *moments = (next(left) for _ in each.optimizer.state)
+            weights, *moments = (next(left) for _ in each.state)
             nets[name] = Net(each, weights, moments, lr)
         for name, (followed, _) in self.targets.items():
             nets[name] = Net(self.trained[followed], next(left))
@@ -159,11 +132,11 @@ class Nets:
         """Return weights that are not the policy's, optimizer states and targets, all by names of weights."""
         targets = {}
         for name, (followed, weights) in self.targets.items():
-            optimizer = self.trained[followed].optimizer
+            optimizer = self.trained[followed]
             targets[name] = dict(zip(optimizer.names, optimizer.split(weights), strict=True))
         return {
             "modules": {name: self._own(each.module) for name, each in self.trained.items()},
-            "optimizers": {name: each.optimizer.state_dict() for name, each in self.trained.items()},
+            "optimizers": {name: each.state_dict() for name, each in self.trained.items()},
             "targets": targets,
         }
 
@@ -174,9 +147,9 @@ class Nets:
         for name, each in self.trained.items():
             for key, tensor in self._own(each.module).items():
                 tensor.copy_(state["modules"][name][key])
-            each.optimizer.load_state_dict(state["optimizers"][name])
+            each.load_state_dict(state["optimizers"][name])
         for name, (followed, weights) in self.targets.items():
-            optimizer, saved = self.trained[followed].optimizer, state["targets"][name]
+            optimizer, saved = self.trained[followed], state["targets"][name]
             weights.copy_(optimizer.joined(saved[key] for key in optimizer.names))
 
     def _own(self, module: nn.Module) -> dict[str, Tensor]:
@@ -243,25 +216,12 @@ class Average(NamedTuple):
 Phase = Minimise | Average
 
 
-class Update(NamedTuple):
-    """Learns from one batch by phases, and ends by `finish`: a function of tensors that changes networks in place."""
+@dataclasses.dataclass(eq=False, repr=False)
+class OffPolicyUpdater:
+    """Runs updates in blocks: each learns from a batch by phases, and ends by `finish`, which moves target networks."""
 
     phases: Sequence[Phase]
     finish: Callable[[NetsByName, ReplayBatch, Found], UpdateResult]
-
-    def __call__(self, nets: NetsByName, batch: ReplayBatch) -> UpdateResult:
-        """Make one update, in a single process."""
-        found: Found = {}
-        for phase in self.phases:
-            phase.end(nets, found, phase.begin(nets, batch, found))
-        return self.finish(nets, batch, found)
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class OffPolicyUpdater:
-    """Runs updates in blocks."""
-
-    update: Update
     nets: Nets
     names: Sequence[str]
     execution: Execution
@@ -312,6 +272,13 @@ class OffPolicyUpdater:
         """Make one update; this function is compiled."""
         return self._results(self.update(*self._named(tensors)))
 
+    def update(self, nets: NetsByName, batch: ReplayBatch) -> UpdateResult:
+        """Make one update, in a single process."""
+        found: Found = {}
+        for phase in self.phases:
+            phase.end(nets, found, phase.begin(nets, batch, found))
+        return self.finish(nets, batch, found)
+
     def _named(self, tensors: Sequence[Tensor]) -> tuple[dict[str, Net], dict[str, Tensor]]:
         """Return the networks and the batch, by name, of the arguments of an update."""
         num_state, num_items = len(self.nets.state), len(self._items)
@@ -330,17 +297,17 @@ class OffPolicyUpdater:
     @functools.cached_property
     def _programs(self) -> list[GuardedProgram]:
         """Return a program for each phase, and one for the result."""
-        run, count, fixed = self._run_phase, len(self.update.phases) + 1, len(self.nets.state)
+        run, count, fixed = self._run_phase, len(self.phases) + 1, len(self.nets.state)
         options: Any = {"name": "update", "kind": "update"}
         return [self.execution.program(functools.partial(run, phase), fixed, **options) for phase in range(count)]
 
     def _in_phases(self, run: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Sequence[Tensor]:
         """Make one update: `run` each phase, given its number, with a sum over the ranks after it."""
         left: list[Tensor] = []
-        for phase in range(len(self.update.phases)):
+        for phase in range(len(self.phases)):
             *found, shared = run(phase, *tensors, *left)
             left = [*found, ranks().sum(shared)]
-        return run(len(self.update.phases), *tensors, *left)
+        return run(len(self.phases), *tensors, *left)
 
     @torch.no_grad()
     def _run_phase(self, phase: int, *tensors: Tensor) -> list[Tensor]:
@@ -349,40 +316,28 @@ class OffPolicyUpdater:
         It gets an update's arguments, what was found before, and the ranks' sum after the phase before; it returns what
         was found and what the ranks are to sum, or at last the results.
         """
-        phases, names = self.update.phases, self._found[phase]
+        phases, names = self.phases, self._found[phase]
         count = len(self.nets.state) + len(self.nets.rates) + len(self._items)
         nets, batch = self._named(tensors[:count])
         found = dict(zip(names, tensors[count:], strict=False))
         if phase:
             phases[phase - 1].end(nets, found, tensors[-1] / ranks().size)
         if phase == len(phases):
-            return self._results(self.update.finish(nets, batch, found))
+            return self._results(self.finish(nets, batch, found))
         shared = phases[phase].begin(nets, batch, found)
         self._found[phase + 1] = list(found)
         return [*found.values(), shared]
 
 
-def update_stats(
-    rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool
-) -> dict[str, Number]:
+def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor]) -> dict[str, Number]:
     """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones and weights.
 
-    Some updates may lack the last of the `names`. Where the host may look, that is faster than many operators.
+    Some updates may lack the last of the `names`.
     """
     norms = [name.endswith("grad_norm") for name in names]
-    if host_looks:
-        table = [row for each in rows for row in each.tolist()]
-        columns = {name: [row[i] for row in table if i < len(row)] for i, name in enumerate(names)}
-        means: dict[str, Number] = {name: sum(each) / len(each) for name, each in columns.items() if each}
-        # After the first bad update all numbers are bad.
-        worst: list[float] = next((row for row in table if not all(map(math.isfinite, row))), [])
-        bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
-        # The sum of squares is finite only if all weights are, and takes a fifth of the time to look at each.
-        wrong = any(not math.isfinite(float(each @ each)) and not each.isfinite().all() for each in weights)
-        return {**means, "finite/losses": False in bad, "finite/gradients": True in bad, "finite/parameters": wrong}
     padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])
     counts = [sum(len(each) for each in rows if each.shape[1] > i) for i in range(len(names))]
-    sums = zip(names, padded.sum(0), counts, strict=True)
+    sums = zip(names, padded.sum(0, dtype=torch.float64), counts, strict=True)
     means = {name: each / count for name, each, count in sums if count}
     return {**means, **updates_not_finite(padded, norms, weights)}
 

@@ -19,7 +19,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.horizons import Horizons, gathered_not_finite, updates_not_finite
 from rl8x.algorithms.hyperparameters import nearest_divisor, part_seed, seeded
-from rl8x.algorithms.memory_check import CountedNets, check_networks, check_training
+from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
@@ -43,6 +43,7 @@ _SECONDS_PER_UPDATE: Final = 1e-3
 
 GRAD_NORM: Final = "monitors/grad_norm"
 EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
+REFUSED: Final = "monitors/refused_updates"
 
 
 class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
@@ -61,7 +62,9 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     def __init__(self, config: OnPolicyConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
         validate(env)
-        self.policy = self._make_policy()
+        with seeded(part_seed(seed, "weights"), self.device):
+            policy = self.make_policy()
+        self.policy = policy.to(self.device)
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.seq_len = config.seq_len or (SEQ_LEN if self.policy.recurrent else 1)
@@ -79,7 +82,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.pack = SequencePack(config.horizon, env.num_envs, self.seq_len, exact)
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
-        self.optimizer = FlatOptimizer(self.policy, rule, lr=self.lr_schedule(0))
+        self.optimizer = FlatOptimizer(self.policy, rule, lr=self.lr_schedule(0), max_grad_norm=config.max_grad_norm)
         self.updater = OnPolicyUpdater(
             self.policy,
             config,
@@ -136,9 +139,14 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             and the number that is logged as `target_metric`, 0-d.
         """
 
-    @abstractmethod
     def learn(self) -> Tensor:
         """Set the targets, and make the updates of each epoch and minibatch; return the metric of the targets, 0-d."""
+        measured = self.set_targets()
+        with self.updates() as updates:
+            for _ in updates.epochs():
+                for minibatches in updates.minibatches():
+                    updates.step(minibatches)
+        return measured
 
     @property
     def renews(self) -> bool:
@@ -173,17 +181,6 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     # -- building
 
-    def _count_networks(self) -> int:
-        counted, config = CountedNets(), self.config
-        counted.add("policy", self.make_policy(), make_rule(config.optimizer, config.optimizer_config))
-        return counted.need
-
-    def _make_policy(self) -> Policy:
-        check_networks(type(self).__name__, vars(self.config), self.device, self._count_networks)
-        with seeded(part_seed(self.seed, "weights"), self.device):
-            policy = self.make_policy()
-        return policy.to(self.device)
-
     def _resolve_state_reset(self) -> int:
         if not self.policy.recurrent:
             return 0
@@ -200,16 +197,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
                 the environment allows fewer copies or steps.
         """
         config, horizon = self.config, self.config.horizon
-        if horizon % self.seq_len:
-            raise ValueError(
-                f"`seq_len` must divide `horizon`; got {self.seq_len} and {horizon}. "
-                f"Try {nearest_divisor(horizon, self.seq_len)}."
-            )
-        if config.sgd_minibatch_size is not None and config.sgd_minibatch_size % self.seq_len:
-            raise ValueError(
-                "`sgd_minibatch_size` must be a multiple of `seq_len`; "
-                f"got {config.sgd_minibatch_size} and {self.seq_len}."
-            )
+        config.check_seq_len(self.seq_len)
         reset_every = self.state_reset_every
         if reset_every and horizon % reset_every:
             sequences = reset_every // self.seq_len
@@ -309,8 +297,17 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             yield self.updater
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average the results of the updates of a step; see `OnPolicyUpdater.results`."""
-        return dict(zip((*self.updater.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
+        """Average the results of the updates of a step: losses and gradient norms of those that were applied.
+
+        What is measured before an update counts also where that ended the step, or the excess would be hidden.
+        """
+        objective = self.updater.objective
+        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
+        columns = [measured if name.startswith("monitors/") else applied for name in objective.metrics]
+        counted = torch.stack((*columns, applied), dim=1)
+        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
+        refused = {} if objective.limit is None else {REFUSED: self.updates_per_step - applied.sum()}
+        return dict(zip((*objective.metrics, GRAD_NORM), means, strict=True)) | refused
 
     @torch.no_grad()
     def set_targets(self) -> Tensor:

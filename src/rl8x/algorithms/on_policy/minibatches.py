@@ -1,4 +1,4 @@
-"""Divides a rollout into sequences, and sequences into minibatches.
+"""Divides a rollout into sequences of one copy, which updates gather into minibatches.
 
 All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
 minibatch costs a single gather instead of one for each key. What is wide, such as images, is gathered by itself, in its
@@ -22,7 +22,6 @@ from rl8x.spaces import leaves
 
 SequenceBatch = dict[str, Any]
 """Tensors by name; under the names of observations, actions and parameters of distributions, trees of them."""
-Rows = Tensor | slice
 # Tensors with more numbers per transition are not packed: copying them would cost more than a separate gather.
 MOST_PACKED: Final = 256
 # Numbers per transition beside observation and action, as float32. Packed: start, log-probability, advantage, return.
@@ -42,10 +41,9 @@ def packed_bytes(observation: Space | None, action: Space | None) -> int:
 
 def rounded_parts(name: str, space: Space) -> frozenset[str]:
     """Return the parts of a space, by flat names that begin with `name`, whose whole numbers float32 would round."""
-    parts = leaves(space)
     return frozenset(
         "/".join((name, *path))
-        for path, leaf in parts
+        for path, leaf in leaves(space)
         if isinstance(leaf, Box)
         and np.issubdtype(leaf.dtype, np.integer)
         and max(-int(leaf.low.min(initial=0)), int(leaf.high.max(initial=0))) > _MOST_EXACT
@@ -63,9 +61,7 @@ class SequencePack:
     """
 
     def __init__(self, horizon: int, num_envs: int, seq_len: int, exact: Collection[str] = ()) -> None:
-        self.horizon = horizon
-        self.num_envs = num_envs
-        self.seq_len = seq_len
+        self.horizon, self.num_envs, self.seq_len = horizon, num_envs, seq_len
         self.exact = exact
         self.num_sequences = horizon // seq_len * num_envs
         self.sources: list[Tensor] = []
@@ -116,17 +112,14 @@ class SequencePack:
         device = next(iter(tensors.values())).device
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
-    def take(self, rows: Rows) -> list[Tensor]:
-        """Gather sequences by number, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
+    def take(self, rows: Tensor) -> list[Tensor]:
+        """Gather sequences by number, `[batch]`, int64: arguments of a program.
 
         Returns the packed numbers, `[batch, seq_len, columns]`, the states, each `[batch, *]`, and what is wide, each
-        `[batch, seq_len, ...]`: arguments of a compiled program.
+        `[batch, seq_len, ...]`.
         """
-        sources = self.sources
-        taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in sources]
+        taken = [tensor.index_select(0, rows) for tensor in self.sources]
         if self._wide:
-            if isinstance(rows, slice):
-                rows = torch.arange(rows.start, rows.stop, device=sources[0].device)
             sequences, copies = rows.div(self.num_envs, rounding_mode="floor"), rows.remainder(self.num_envs)
             steps = torch.arange(self.seq_len, device=rows.device)
             # One index for whole rows: torch copies them four times as fast as by two indices.
@@ -156,42 +149,16 @@ class SequencePack:
             part[last] = leaf
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
-    def of_agents(self, rows: Rows, agents: int) -> Tensor:
+    def gather(self, rows: Tensor) -> tuple[SequenceBatch, SequenceBatch]:
+        """Gather sequences by index, `[batch]`; return their tensors by name, as `unpack` does."""
+        return self.unpack(self.take(rows))
+
+    def of_agents(self, rows: Tensor, agents: int) -> Tensor:
         """Return the numbers of the sequences of all agents, given those of copies, `[..., rows]`; agent by agent.
 
         So agents that have weights of their own find their rows by place.
         """
-        if isinstance(rows, slice):
-            rows = torch.arange(rows.start, rows.stop, device=self.sources[0].device)
         copies = self.num_envs // agents
         first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)
         others = copies * torch.arange(agents, device=rows.device).unsqueeze(-1)
         return (first.unsqueeze(-2) + others).flatten(-2)
-
-    def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
-        """Gather sequences by index, `[batch]`; return their tensors by name, as `unpack` does."""
-        return self.unpack(self.take(rows))
-
-
-def epoch(
-    num_rows: int, minibatch_rows: int, chunk_rows: int, generator: torch.Generator, *, shuffle: bool
-) -> list[list[Rows]]:
-    """Divide all rows into minibatches, in a random order if shuffled, and these into chunks that stay in the cache.
-
-    Returns the chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
-    """
-    if minibatch_rows == num_rows or not shuffle:
-        starts = range(0, num_rows, minibatch_rows)
-        return [_sliced(low, low + minibatch_rows, chunk_rows) for low in starts]
-    batches = shuffled(num_rows, minibatch_rows, 1, generator).unbind(0)
-    return [[rows] if chunk_rows >= minibatch_rows else list(torch.split(rows, chunk_rows)) for rows in batches]
-
-
-def shuffled(num_rows: int, minibatch_rows: int, epochs: int, generator: torch.Generator) -> Tensor:
-    """Divide all rows into minibatches, `[epochs * minibatches, minibatch_rows]`, in a random order for each epoch."""
-    orders = [torch.randperm(num_rows, generator=generator, device=generator.device) for _ in range(epochs)]
-    return torch.cat(orders).view(-1, minibatch_rows)
-
-
-def _sliced(low: int, high: int, rows: int) -> list[Rows]:
-    return [slice(start, min(start + rows, high)) for start in range(low, high, rows)]

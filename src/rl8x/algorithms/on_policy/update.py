@@ -14,14 +14,13 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch, shuffled
-from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer, clip_and_apply
+from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack
+from rl8x.algorithms.optimizer import AdaptiveRate, FlatOptimizer
 from rl8x.distributed import ranks, sum_over_ranks
-from rl8x.execution import Execution
+from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram, Workers
-from rl8x.execution.private import Substitution
 from rl8x.execution.programs import Loop
-from rl8x.policy import Policy, training_mode
+from rl8x.policy import Policy
 
 # Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
 # activations in the cache. Each chunk costs eager execution a millisecond of overhead.
@@ -32,9 +31,8 @@ _CHUNK_STEPS_CUDA: Final = 2**18
 # Numbers in the observations of a chunk, for wide ones: images and their activations would fill the memory.
 _CHUNK_NUMBERS: Final = 2**24
 
-
-Minibatches = list[Rows] | Tensor
-"""One minibatch, as chunks of rows; or those of one program, as numbers of sequences, `[minibatches, sequences]`."""
+Minibatches = list[Tensor] | Tensor
+"""One minibatch, as numbers of sequences in chunks, `[rows]` each; or those of one program, `[minibatches, rows]`."""
 
 
 class Objective(NamedTuple):
@@ -89,7 +87,6 @@ class OnPolicyUpdater:
         # Epochs of one program. A limited update may end after any, and then draws no order for those after it.
         at_once = not self.renews and self.objective.limit is None
         self.epochs_at_once = self.config.num_sgd_iters if at_once else 1
-        self._under = Substitution(self.policy, self.optimizer.names)
         self._scales: dict[int, Tensor] = {}
         self._gradients = [self.optimizer.gradient]  # one per worker
         self._made = torch.zeros((), device=self.device)
@@ -124,17 +121,17 @@ class OnPolicyUpdater:
     def minibatches(self) -> Sequence[Minibatches]:
         """Return the minibatches of an epoch: each, or all that one program learns from as one."""
         if self._looped:
-            return [self._orders(self.generator, self.epochs_at_once)]
+            return [self._of_agents(self._orders(self.generator, self.epochs_at_once))]
         return self._batches(self.workers, self.generator)
 
     def step(self, minibatches: Minibatches) -> None:
         """Make an optimizer step for each minibatch, up to the limit: loss, gradient, clipping, and the rule."""
         if self._ended:
             return
-        mode = training_mode(self.policy) if self.policy.has_modes else contextlib.nullcontext()
-        with mode:  # a small policy without modes would take 2% longer
+        with self.optimizer.training():
             if isinstance(minibatches, Tensor):
-                rows, applied = self._updates(*self._looped_arguments(minibatches))
+                scale = self._scale([minibatches[0]])
+                rows, applied = self._updates(*self._arguments(self._state, minibatches, scale))
             else:
                 row, is_applied = self._step(minibatches)
                 rows, applied = row.unsqueeze(0), is_applied.unsqueeze(0)
@@ -153,24 +150,25 @@ class OnPolicyUpdater:
         """Start compiling the programs of an update, for each size of chunk, without waiting for them."""
         self.prepared = True
         self._first(coefficient)
-        generator = torch.Generator(self.device)
-        mode = training_mode(self.policy) if self.policy.has_modes else contextlib.nullcontext()
-        with self._workers() as workers, ranks().alone(), mode:
+        generator = torch.Generator(self.device)  # only layouts matter
+        with self._workers() as workers, ranks().alone(), self.optimizer.training():
             if self._is_looped(workers):
-                self._updates.prepare(*self._looped_arguments(self._orders(generator, self.epochs_at_once)))
+                orders = self._of_agents(self._orders(generator, self.epochs_at_once))
+                self._updates.prepare(*self._arguments(self._state, orders, self._scale([orders[0]])))
                 return
             for chunks in self._batches(workers, generator):
                 scale = self._scale(chunks)
                 for chunk in chunks:
                     if len(chunks) == 1 and ranks().size == 1:
-                        self._update.prepare(*self._single(chunk, scale))
+                        self._update.prepare(*self._arguments(self._state, chunk, scale))
                     else:
-                        self._add_gradient.prepare(*self._chunk(self._gradients[0], chunk, scale))
+                        head = (self._gradients[0], self.optimizer.weights)
+                        self._add_gradient.prepare(*self._arguments(head, chunk, scale))
                 if len(chunks) == 1 and ranks().size > 1:
                     means = torch.zeros(len(self.objective.metrics), device=self.device)
                     self._apply.prepare(*self._state, self.optimizer.gradient, means, self._active)
 
-    # -- minibatches, and the arguments of programs for them
+    # -- minibatches
 
     @property
     def _minibatch_rows(self) -> int:
@@ -196,27 +194,31 @@ class OnPolicyUpdater:
         """Return the most sequences of a chunk: few enough to give every worker one, and to stay in the cache."""
         return min(max(1, self._chunk_steps // self.pack.seq_len), -(-self._minibatch_rows // workers.count))
 
-    def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
-        """Return the minibatches of an epoch in chunks."""
-        config, agents = self.config, self.policy.num_separate
+    def _orders(self, generator: torch.Generator, epochs: int = 1) -> Tensor:
+        """Return the minibatches of some epochs, as numbers of copies' sequences, `[minibatches, rows]`.
+
+        Each epoch is in a random order if it is shuffled and has several minibatches.
+        """
+        agents, device = self.policy.num_separate, self.device
         num_rows, size = self.pack.num_sequences // agents, self._minibatch_rows // agents
-        chunk = max(1, self.chunk_rows(workers) // agents)
-        batches = epoch(num_rows, size, chunk, generator, shuffle=config.shuffle_minibatches)
-        if agents > 1:
-            batches = [[self.pack.of_agents(part, agents) for part in batch] for batch in batches]
-        return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
+        if size == num_rows or not self.config.shuffle_minibatches:
+            return torch.arange(num_rows, device=device).view(-1, size)
+        orders = [torch.randperm(num_rows, generator=generator, device=device) for _ in range(epochs)]
+        return torch.cat(orders).view(-1, size)
 
-    def _orders(self, generator: torch.Generator, epochs: int) -> Tensor:
-        """Return the minibatches of some epochs, whose updates are one program, `[updates, sequences]`."""
+    def _of_agents(self, rows: Tensor) -> Tensor:
         agents = self.policy.num_separate
-        orders = shuffled(self.pack.num_sequences // agents, self._minibatch_rows // agents, epochs, generator)
-        return orders if agents == 1 else self.pack.of_agents(orders, agents)
+        return rows if agents == 1 else self.pack.of_agents(rows, agents)
 
-    def chunks(self, chunk: int) -> list[Tensor]:
-        """Return the numbers of all sequences in chunks of about so many."""
-        agents = self.policy.num_separate
-        orders = torch.arange(self.pack.num_sequences // agents, device=self.device)
-        return [self.pack.of_agents(part, agents) for part in torch.split(orders, max(1, chunk // agents))]
+    def in_chunks(self, rows: Tensor, workers: Workers) -> list[Tensor]:
+        """Return numbers of copies' sequences, `[rows]`, as those of agents, in chunks that stay in the cache."""
+        size = max(1, self.chunk_rows(workers) // self.policy.num_separate)
+        return [self._of_agents(chunk) for chunk in torch.split(rows, size)]
+
+    def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Tensor]]:
+        """Return the minibatches of an epoch in chunks."""
+        batches = [self.in_chunks(rows, workers) for rows in self._orders(generator)]
+        return [[chunk for batch in batches for chunk in batch]] if self.config.accumulate_grads else batches
 
     def _is_looped(self, workers: Workers) -> bool:
         """Return whether epochs are one program: on the CPU, with one rank, if each minibatch is one chunk."""
@@ -227,53 +229,48 @@ class OnPolicyUpdater:
             return False
         return size < pack.num_sequences and self.chunk_rows(workers) >= size
 
+    # -- the arguments of programs
+
     @property
     def _state(self) -> tuple[Tensor, ...]:
         """The state that an update changes: weights, moments, the rate, and if that adapts the updates so far."""
         made = () if self.objective.rate is None else (self._made,)
-        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
+        return (*self.optimizer.state, self.optimizer.lr, *made)
 
     def _first(self, coefficient: float) -> None:
         """Set the objective's coefficient, and whether the first update is applied, 0-d, made on the device."""
         self._coefficient = torch.full((), coefficient, device=self.device)
         self._active = torch.ones((), dtype=torch.bool, device=self.device)
 
-    def _looped_arguments(self, orders: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that makes an optimizer step for each minibatch of `orders`."""
-        fixed = (*self._state, *self.pack.sources)
-        return [*fixed, self._coefficient, self._scale([orders[0]]), self._active, orders]
+    def _arguments(self, changed: Sequence[Tensor], rows: Tensor, scale: Tensor) -> list[Tensor]:
+        """Return a program's arguments: what it changes, what all read, and the rows to gather or the gathered data."""
+        given = self.pack.take(rows) if self.pack.wide else [rows]
+        return [*changed, *self.pack.sources, self._coefficient, scale, self._active, *given]
 
-    def _single(self, chunk: Rows, scale: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that makes one optimizer step."""
-        fixed = (*self._state, *self.pack.sources)
-        return [*fixed, self._coefficient, scale, self._active, *self._rows_or_data(chunk)]
+    def _read(self, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Return coefficient, scale and whether an update is applied, 0-d each, and the data, given the unchanged."""
+        sources, numbers = tensors[: len(self.pack.sources)], tensors[len(self.pack.sources) :]
+        given = numbers[3:]
+        taken = [*given] if self.pack.wide else [source.index_select(0, given[0]) for source in sources]
+        return tuple(numbers[:3]), taken
 
-    def _chunk(self, gradient: Tensor, chunk: Rows, scale: Tensor) -> list[Tensor]:
-        """Return the arguments of the program that adds a chunk's gradient."""
-        fixed = (gradient, self.optimizer.weights, *self.pack.sources)
-        return [*fixed, self._coefficient, scale, *self._rows_or_data(chunk)]
-
-    def _rows_or_data(self, rows: Rows) -> list[Tensor]:
-        """Return a program's arguments for its chunk: the rows to gather, or the gathered data."""
-        return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
-
-    def _scale(self, chunks: list[Rows]) -> Tensor:
+    def _scale(self, chunks: list[Tensor]) -> Tensor:
         """Return 1 over the number of unmasked transitions in chunks, summed over ranks, 0-d."""
         if self.pack.masked:
             counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in chunks]
             return 1.0 / ranks().sum(torch.stack(counts).sum()).clamp(min=1)
-        size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in chunks)
+        size = sum(map(len, chunks))
         if size not in self._scales:
             self._scales[size] = torch.full((), 1.0 / (size * ranks().size * self.pack.seq_len), device=self.device)
         return self._scales[size]
 
     # -- one optimizer step: a program, or one for each chunk's gradient, a sum over ranks, and one that applies it
 
-    def _step(self, chunks: list[Rows]) -> tuple[Tensor, Tensor]:
+    def _step(self, chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Make one optimizer step if the KL allows it; return its row, `[num_metrics + 1]`, and if it was taken."""
         scale = self._scale(chunks)
         if len(chunks) == 1 and self._alone:
-            row, applied = self._update(*self._single(chunks[0], scale))
+            row, applied = self._update(*self._arguments(self._state, chunks[0], scale))
             return row, applied
         means = self._set_gradient(chunks, scale)
         gradient, means = sum_over_ranks(self.optimizer.gradient, means)
@@ -283,15 +280,15 @@ class OnPolicyUpdater:
         row, applied = apply(*self._state, self.optimizer.gradient, means, self._active)
         return row, applied
 
-    def _set_gradient(self, chunks: list[Rows], scale: Tensor) -> Tensor:
+    def _set_gradient(self, chunks: list[Tensor], scale: Tensor) -> Tensor:
         """Add up gradients of chunks, in an order that does not depend on timing; return the means of the metrics."""
         count = min(self.workers.count, len(chunks))
         while len(self._gradients) < count:
             self._gradients.append(torch.zeros_like(self.optimizer.gradient))
 
         def add(worker: int) -> Tensor:
-            gradient = self._gradients[worker].zero_()
-            sums = [self._add_gradient(*self._chunk(gradient, each, scale))[0] for each in chunks[worker::count]]
+            head = (self._gradients[worker].zero_(), self.optimizer.weights)
+            sums = [self._add_gradient(*self._arguments(head, each, scale))[0] for each in chunks[worker::count]]
             return torch.stack(sums).sum(0)
 
         jobs = [functools.partial(add, worker) for worker in range(count)]
@@ -304,24 +301,24 @@ class OnPolicyUpdater:
             self.optimizer.gradient.add_(gradient)
         return torch.stack(sums).sum(0)
 
-    # Programs are built when the pack has been filled, since only then it is known which tensors they read.
+    # Programs are made when the pack has been filled, since only then it is known which tensors they read.
+
+    def _program(self, function: Program, num_changed: int, name: str = "update") -> GuardedProgram:
+        return self.execution.program(function, num_changed + len(self.pack.sources), name=name, kind="update")
 
     @functools.cached_property
     def _update(self) -> GuardedProgram:
-        num_fixed = len(self._state) + len(self.pack.sources)
-        return self.execution.program(self._update_tensors, num_fixed, name="update", kind="update")
+        return self._program(self._update_tensors, len(self._state))
 
     @functools.cached_property
     def _updates(self) -> GuardedProgram:
-        limited = self.objective.limit is not None
         num_state = len(self._state) - (self.objective.rate is None)
-        loop = Loop(self._update_tensors, num_state, ends=limited)
+        loop = Loop(self._update_tensors, num_state, ends=self.objective.limit is not None)
         return self.execution.program(loop, name="update", kind="update")
 
     @functools.cached_property
     def _add_gradient(self) -> GuardedProgram:
-        num_fixed = 2 + len(self.pack.sources)
-        return self.execution.program(self._add_gradient_tensors, num_fixed, name="gradient", kind="update")
+        return self._program(self._add_gradient_tensors, 2, "gradient")
 
     @functools.cached_property
     def _apply(self) -> GuardedProgram:
@@ -331,38 +328,25 @@ class OnPolicyUpdater:
 
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
         """Make a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
-        num_state, num_sources = len(self._state), len(self.pack.sources)
-        state, sources, rest = tensors[:num_state], tensors[num_state : num_state + num_sources], tensors[num_state:]
-        coefficient, scale, active, *given = rest[num_sources:]
-        gradient, sums = self._gradient(state[0], coefficient, scale, self._taken(sources, given))
+        state, rest = tensors[: len(self._state)], tensors[len(self._state) :]
+        (coefficient, scale, active), taken = self._read(rest)
+        gradient, sums = self._gradient(state[0], coefficient, scale, taken)
         return self._apply_tensors(*state, gradient, sums, active)
 
     def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Accumulate a chunk's gradient; return the sums of the loss metrics."""
-        num_sources = len(self.pack.sources)
-        coefficient, scale, *given = tensors[num_sources:]
-        added, sums = self._gradient(weights, coefficient, scale, self._taken(tensors[:num_sources], given))
+        (coefficient, scale, _), taken = self._read(tensors)
+        added, sums = self._gradient(weights, coefficient, scale, taken)
         gradient.add_(added)
         return [sums]
 
     def _apply_tensors(self, *tensors: Tensor) -> list[Tensor]:
         """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
-        num_held = 1 + len(self.optimizer.moments)
+        num_held = len(self.optimizer.state)
         held, (lr, *made, gradient, means, active) = tensors[:num_held], tensors[num_held:]
         active = self._heed(means, active, lr, *made)
-        norm = clip_and_apply(
-            self.optimizer.rule,
-            held,
-            gradient,
-            lr,
-            max_grad_norm=self.config.max_grad_norm,
-            active=None if self.objective.limit is None else active,
-        )
+        norm = self.optimizer.apply(held, gradient, lr, active=None if self.objective.limit is None else active)
         return [torch.cat((means, norm.unsqueeze(0))), active.clone()]
-
-    def _taken(self, sources: Sequence[Tensor], given: list[Tensor]) -> list[Tensor]:
-        """Gather a chunk's data, from the pack's sources and the result of `_rows_or_data`."""
-        return given if given[0].dtype != torch.int64 else [source.index_select(0, given[0]) for source in sources]
 
     def _gradient(
         self, weights: Tensor, coefficient: Tensor, scale: Tensor, taken: list[Tensor]
@@ -376,7 +360,7 @@ class OnPolicyUpdater:
                 parts = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
                 return self.optimizer.joined(parts), losses.detach()
             weights = weights.detach().requires_grad_()
-            under = functools.partial(self._under, self.optimizer.split(weights))
+            under = functools.partial(self.optimizer.under, self.optimizer.split(weights))
             losses = self._losses(under, batch, state, coefficient) * scale
             (gradient,) = torch.autograd.grad(losses[self._total], weights)
         return gradient, losses.detach()
