@@ -47,7 +47,6 @@ from rl8x.models.base import BUILTIN
 from rl8x.names import unknown_name
 from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.spaces import critic_only, describe_space, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree
 
@@ -146,10 +145,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     target_metric: ClassVar[str] = PLAYED
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
     made: ClassVar[tuple[str, ...]] = ()
+    bootstrap = None  # no values are learned
 
     def __init__(self, config: DistillationConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.teacher = make_teacher(config.teacher)
         self.has_teacher = "policy" in config.teacher  # rather than its description alone
+        self.slot = labelled
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
@@ -209,17 +210,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return cast(Policy, self.guided)  # it has every method that a collector calls
 
     @property
-    def bootstrap(self) -> Bootstrap | None:
-        """None: no values are learned."""
-        return None
-
-    @property
-    def slot(self) -> Slot:
-        """The function that returns the tensors of a rollout's slot, including the label and who acted."""
-        return labelled
-
-    @property
-    def objective(self) -> Objective:
+    def objective(self) -> Objective:  # type: ignore[override] # known with the policy
         """The loss of the student against the labels."""
         losses = functools.partial(self.losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
@@ -240,7 +231,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         distribution: Distribution,
         loss: str,
     ) -> Tensor:
-        """Return the loss and its monitors, summed over a minibatch.
+        """Return the loss and its monitors, summed over a minibatch, in the order of `DISTILLATION_LOSS_METRICS`, `[3]`.
 
             kl:   L = KL(teacher || student)
             nll:  L = -log p_student(a*),            a* the teacher's most likely action
@@ -250,14 +241,11 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             policy: A `Student` called as a module, under the weights of the update.
             batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
             state: The student's initial states, each `[batch, *]`.
-            coefficient: 0-d; not used.
-            config: The hyperparameters; not used.
+            coefficient, config: Not used.
             distribution: The student's action distribution.
             loss: The loss's name.
 
-        Returns:
-            Sums in the order of `DISTILLATION_LOSS_METRICS`, `[3]`. The disagreement is the share of most likely
-            actions that differ; for continuous actions, their mean distance.
+        The disagreement is the share of most likely actions that differ; for continuous actions, their mean distance.
         """
         params = policy(batch[keys.OBS], state, batch[keys.STARTS])
         labels, mode = batch[LABELS], distribution.mode(params)

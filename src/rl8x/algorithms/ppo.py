@@ -205,6 +205,10 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     made = (keys.ADVANTAGES, keys.RETURNS)
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        limit = None if config.target_kl_div is None else 1.5 * config.target_kl_div
+        self.objective = Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, config.adaptive_rate)
+        self.slot = with_final_obs if config.recompute_advantages else actor_critic
+        self.renews = config.recompute_advantages
         super().__init__(config, env, seed, env_factory)
         if config.adaptive_rate is not None:
             self.policy.show_params()
@@ -262,11 +266,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                     updates.step(minibatches)  # down the gradient of the losses
         return explained
 
-    @property
-    def renews(self) -> bool:
-        """Whether advantages are estimated anew between two epochs."""
-        return self.config.recompute_advantages
-
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Estimate advantages, and the targets of values in the model's units."""
         config, valid = self.config, data.get(keys.VALID)
@@ -316,7 +315,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         entropy_coeff: Tensor,
         config: PPOConfig,
     ) -> Tensor:
-        """Sum the losses and monitors over a minibatch.
+        """Sum the losses and monitors over a minibatch, in the order of `PPO_LOSS_METRICS`, `[7]`.
 
             r_t      = exp(logp_t - logp_old_t)
             L_policy = -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), for A_t < 0 bounded by -c A_t
@@ -330,9 +329,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             state: The policy's state before the sequences, each `[batch, *]`.
             entropy_coeff: Weight of the entropy, 0-d.
             config: Clipping and weights.
-
-        Returns:
-            Sums in the order of `PPO_LOSS_METRICS`, `[7]`.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5;
         the estimate of the KL divergence: Schulman 2020, "Approximating KL divergence", k3.
@@ -386,18 +382,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                 stacklevel=2,
             )
         return effects
-
-    @property
-    def slot(self) -> Slot:
-        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
-        return with_final_obs if self.config.recompute_advantages else actor_critic
-
-    @property
-    def objective(self) -> Objective:
-        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
-        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
-        limit = None if limit is None else 1.5 * limit
-        return Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
 
     @property
     def params(self) -> dict[str, Any]:

@@ -97,6 +97,8 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.epsilon_schedule = config.schedule("epsilon")
+        self.slot = best_values
+        self.objective = Objective(self.losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
         super().__init__(config, env, seed, env_factory)
 
     def make_policy(self) -> QPolicy:
@@ -113,16 +115,6 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             dueling=config.dueling,
             normalize_observations=config.normalize_observations,
         )
-
-    @property
-    def slot(self) -> Slot:
-        """The function that returns the tensors of a rollout's slot, including the value of the best action."""
-        return best_values
-
-    @property
-    def objective(self) -> Objective:
-        """The squared error of the values of the actions taken."""
-        return Objective(self.losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
 
     @property
     def params(self) -> dict[str, Any]:
@@ -180,7 +172,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         coefficient: Tensor,
         config: PQNConfig,
     ) -> Tensor:
-        """Sum the loss and its monitors over a minibatch.
+        """Sum the loss and its monitors over a minibatch, in the order of `PQN_LOSS_METRICS`, `[3]`.
 
             L = 1/2 (Q(s_t, a_t) - R_t)^2
 
@@ -188,11 +180,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             policy: A `QPolicy` called as a module, under the weights of the update.
             batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
             state: The policy's initial states, each `[batch, *]`.
-            coefficient: 0-d; not used.
-            config: The hyperparameters; not used.
-
-        Returns:
-            Sums in the order of `PQN_LOSS_METRICS`, `[3]`.
+            coefficient, config: Not used.
         """
         q = policy(batch[keys.OBS], state, batch[keys.STARTS])
         taken = pick(q, batch[keys.ACTIONS])

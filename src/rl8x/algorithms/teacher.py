@@ -1,8 +1,4 @@
-"""The policies of distillation: the teacher, found where it is named and described as plain data, and who acts.
-
-A student's checkpoint contains the teacher's description and weights, so that it can be resumed without the teacher's
-run.
-"""
+"""The policies of distillation: the teacher, found where it is named and described as plain data, and who acts."""
 
 from __future__ import annotations
 
@@ -52,23 +48,21 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 
 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
-    """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy."""
+    """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy.
+
+    A student's checkpoint has that and the weights, so that it can be resumed without the teacher's run.
+    """
     description: dict[str, Any] = {
         "source": source,
         "sha256": digest(acting_weights(policy)),
         # As JSON strings, since some file formats have no infinities.
-        "observation_space": json.dumps(space_to_plain(policy.observation_space)),
-        "action_space": json.dumps(space_to_plain(policy.action_space)),
-        "model": type(policy.model),
-        "model_config": policy.arguments["model"],
-        "distribution": type(policy.distribution),
-        "distribution_config": policy.arguments["distribution"],
-        "normalize_observations": policy.obs_moments is not None,
-        "hidden": list(policy.hidden),
+        "spaces": [json.dumps(space_to_plain(space)) for space in (policy.observation_space, policy.action_space)],
         "state_reset_every": policy.state_reset_every,
     }
     if policy.model_is_made and type(policy).__module__.startswith("rl8x."):
-        return description
+        cls, arguments = policy.form
+        kept = {name: value for name, value in arguments.items() if name != "normalize_values"}
+        return description | {"class": cls, "arguments": kept}
     try:  # of a model instance, or a user's policy class; checkpoints report that it cannot be written
         return description | {"policy": copy.deepcopy(policy)}
     except Exception as error:  # anything that the user's objects may raise
@@ -82,10 +76,9 @@ def make_teacher(description: Mapping[str, Any]) -> Policy:
     """Make the policy of a description, with initial weights unless it is in it, and without gradients."""
     policy = description.get("policy")
     if policy is None:
-        arguments = ("model", "model_config", "distribution", "distribution_config", "normalize_observations", "hidden")
-        spaces = [space_from_plain(json.loads(description[name])) for name in ("observation_space", "action_space")]
+        observation, action = (space_from_plain(json.loads(space)) for space in description["spaces"])
         with kept_generators():
-            policy = Policy(*spaces, **{name: description[name] for name in arguments})
+            policy = description["class"](observation, action, **description["arguments"])
         policy.state_reset_every = description["state_reset_every"]
     made: Policy = policy.requires_grad_(False).eval()
     return made
@@ -131,7 +124,7 @@ _AGE: Final = f"{_TEACHERS}(age)"
 class Student(Policy):
     """A policy whose `forward` maps stored sequences to the parameters of its action distributions."""
 
-    form = Policy.form  # saved as a plain policy: the subclass is only for training
+    form = Policy.form  # saved as a plain policy
 
     def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
         """Return the parameters for observations `[seq_len, batch, *obs]`; other arguments are those of `evaluate`."""

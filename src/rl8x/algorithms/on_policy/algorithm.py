@@ -57,7 +57,31 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     Attributes:
         fresh: Whether there is a rollout that has not been learned from.
+        objective: The objective that the updates minimise.
+        slot: Returns the tensors of a rollout's slot, including values if there is a `bootstrap`.
     """
+
+    objective: Objective
+    slot: Slot
+    renews: bool = False
+    """Whether `learn` sets other targets between two epochs."""
+
+    target_metric: ClassVar[str] = EXPLAINED_VARIANCE
+    """The name of the metric that `targets` returns; by default the explained variance of the values."""
+
+    packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
+    """The tensors of the rollout that updates read, by the first part of their names."""
+
+    made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
+    """The names of the targets that `targets` returns."""
+
+    learned_by_targets: Sequence[Tensor] = ()
+    """Tensors that `targets` changes in place, beside those of the policy."""
+
+    of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
+    env: Env
+    horizons: Horizons
+    lr_schedule: Schedule
 
     def __init__(self, config: OnPolicyConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
@@ -97,10 +121,6 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self._states = tuple(self.policy.initial_state(1))
         self.fresh = False
 
-    env: Env
-    horizons: Horizons
-    lr_schedule: Schedule
-
     # -- defined by subclasses
 
     @abstractmethod
@@ -117,26 +137,12 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """The policy whose values bootstrap truncated episodes; None if no values are learned."""
         return self.policy.values
 
-    @property
-    @abstractmethod
-    def slot(self) -> Slot:
-        """The function that returns the tensors of a rollout's slot, including values if there is a `bootstrap`."""
-
-    @property
-    @abstractmethod
-    def objective(self) -> Objective:
-        """The objective that the updates minimise."""
-
     @abstractmethod
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Compute the targets of a rollout.
+        """Return the targets of a rollout by the names in `made`, `[horizon, num_envs]` each, and `target_metric`, 0-d.
 
         Args:
             data: The tensors of the rollout without its last slot, by name, each `[horizon, num_envs, ...]`.
-
-        Returns:
-            The targets by the names in `made`, for the updates beside the `packed` tensors, each `[horizon, num_envs]`,
-            and the number that is logged as `target_metric`, 0-d.
         """
 
     def learn(self) -> Tensor:
@@ -147,25 +153,6 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
                 for minibatches in updates.minibatches():
                     updates.step(minibatches)
         return measured
-
-    @property
-    def renews(self) -> bool:
-        """Whether `learn` sets other targets between two epochs."""
-        return False
-
-    target_metric: ClassVar[str] = EXPLAINED_VARIANCE
-    """The name of the metric that `targets` returns; by default the explained variance of the values."""
-
-    packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
-    """The tensors of the rollout that updates read, by the first part of their names."""
-
-    made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
-    """The names of the targets that `targets` returns."""
-
-    of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
-
-    learned_by_targets: Sequence[Tensor] = ()
-    """Tensors that `targets` changes in place, beside those of the policy."""
 
     def coefficient(self, now: int) -> float:
         """Return the objective's coefficient at the clock.
@@ -198,6 +185,11 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """
         config, horizon = self.config, self.config.horizon
         config.check_seq_len(self.seq_len)
+        if config.sgd_minibatch_size is not None and config.sgd_minibatch_size % self.seq_len:
+            raise ValueError(
+                "`sgd_minibatch_size` must be a multiple of `seq_len`; "
+                f"got {config.sgd_minibatch_size} and {self.seq_len}."
+            )
         reset_every = self.state_reset_every
         if reset_every and horizon % reset_every:
             sequences = reset_every // self.seq_len
@@ -345,12 +337,9 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         """Request the programs of a step, unless one has, or the environment has to be reset for it."""
         with self.execution.ahead():
             if not self.prepared and self.horizons.collector.prepare(self.rollout):
-                self._prepare_update()
-
-    def _prepare_update(self) -> None:
-        """Request compilation of the update's programs while the rollout is still empty; only layouts matter."""
-        self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
-        self.updater.prepare(self.coefficient(self.counters[self.clock]))
+                # Only layouts matter, while the rollout is still empty.
+                self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
+                self.updater.prepare(self.coefficient(self.counters[self.clock]))
 
     # -- saving
 

@@ -77,6 +77,8 @@ class OnPolicyConfig(OnlineConfig):
         super().__post_init__()
         self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
+        if self.seq_len is not None:
+            self.check_seq_len(self.seq_len)
         transitions = self.num_envs * self.horizon
         if isinstance(self.sgd_minibatch_size, Default):
             object.__setattr__(self, "sgd_minibatch_size", Default(self._fitting_minibatch(transitions)))
@@ -90,11 +92,9 @@ class OnPolicyConfig(OnlineConfig):
                 "`seqs_per_state_reset` must be positive, or -1 to reset only where episodes begin; got "
                 f"{self.seqs_per_state_reset}."
             )
-        if self.seq_len is not None:
-            self.check_seq_len(self.seq_len)
 
     def check_seq_len(self, seq_len: int) -> None:
-        """Raise a `ValueError` unless a length of sequences divides the horizon, and minibatches hold whole ones.
+        """Raise a `ValueError` unless a length of sequences divides the horizon.
 
         Args:
             seq_len: Their length in steps.
@@ -103,10 +103,6 @@ class OnPolicyConfig(OnlineConfig):
             raise ValueError(
                 f"`seq_len` must divide `horizon`; got {seq_len} and {self.horizon}. "
                 f"Try {nearest_divisor(self.horizon, seq_len)}."
-            )
-        if self.sgd_minibatch_size is not None and self.sgd_minibatch_size % seq_len:
-            raise ValueError(
-                f"`sgd_minibatch_size` must be a multiple of `seq_len`; got {self.sgd_minibatch_size} and {seq_len}."
             )
 
     def _fitting_minibatch(self, transitions: int) -> int:
