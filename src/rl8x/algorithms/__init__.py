@@ -1,45 +1,30 @@
 """Algorithms: each learns with `step()`; one with an environment gathers experience with `collect()` before it."""
 
-from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.algorithms.bc import BC, BCConfig
-from rl8x.algorithms.distillation import Distillation, DistillationConfig, distill
-from rl8x.algorithms.dqn import DQN, DQNConfig
-from rl8x.algorithms.iql import IQL, IQLConfig
-from rl8x.algorithms.off_policy import Learner, LearnerConfig, OffPolicyConfig
-from rl8x.algorithms.on_policy import OnPolicyAlgorithm, OnPolicyConfig
-from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.ppo import PPO, PPOConfig
-from rl8x.algorithms.pqn import PQN, PQNConfig
-from rl8x.algorithms.sac import SAC, FastSACConfig, FlashSACConfig, SACConfig
-from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
-
-__all__ = [
-    "BC",
-    "DQN",
-    "IQL",
-    "PPO",
-    "PQN",
-    "SAC",
-    "TD3",
-    "AlgorithmConfig",
-    "BCConfig",
-    "DQNConfig",
-    "Distillation",
-    "DistillationConfig",
-    "FastSACConfig",
-    "FastTD3Config",
-    "FlashSACConfig",
-    "GenericAlgorithmBase",
-    "IQLConfig",
-    "Learner",
-    "LearnerConfig",
-    "OffPolicyConfig",
-    "OnPolicyAlgorithm",
-    "OnPolicyConfig",
-    "OnlineConfig",
-    "PPOConfig",
-    "PQNConfig",
-    "SACConfig",
-    "TD3Config",
-    "distill",
-]
+from rl8x.algorithms.base import AlgorithmConfig as AlgorithmConfig
+from rl8x.algorithms.base import GenericAlgorithmBase as GenericAlgorithmBase
+from rl8x.algorithms.bc import BC as BC
+from rl8x.algorithms.bc import BCConfig as BCConfig
+from rl8x.algorithms.distillation import Distillation as Distillation
+from rl8x.algorithms.distillation import DistillationConfig as DistillationConfig
+from rl8x.algorithms.distillation import distill as distill
+from rl8x.algorithms.dqn import DQN as DQN
+from rl8x.algorithms.dqn import DQNConfig as DQNConfig
+from rl8x.algorithms.iql import IQL as IQL
+from rl8x.algorithms.iql import IQLConfig as IQLConfig
+from rl8x.algorithms.off_policy import Learner as Learner
+from rl8x.algorithms.off_policy import LearnerConfig as LearnerConfig
+from rl8x.algorithms.off_policy import OffPolicyConfig as OffPolicyConfig
+from rl8x.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
+from rl8x.algorithms.on_policy import OnPolicyConfig as OnPolicyConfig
+from rl8x.algorithms.online import OnlineConfig as OnlineConfig
+from rl8x.algorithms.ppo import PPO as PPO
+from rl8x.algorithms.ppo import PPOConfig as PPOConfig
+from rl8x.algorithms.pqn import PQN as PQN
+from rl8x.algorithms.pqn import PQNConfig as PQNConfig
+from rl8x.algorithms.sac import SAC as SAC
+from rl8x.algorithms.sac import FastSACConfig as FastSACConfig
+from rl8x.algorithms.sac import FlashSACConfig as FlashSACConfig
+from rl8x.algorithms.sac import SACConfig as SACConfig
+from rl8x.algorithms.td3 import TD3 as TD3
+from rl8x.algorithms.td3 import FastTD3Config as FastTD3Config
+from rl8x.algorithms.td3 import TD3Config as TD3Config

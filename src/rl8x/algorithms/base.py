@@ -378,22 +378,17 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Duration of an eager step on a CPU in seconds, estimated from its amount of work and no clock."""
         return 1.0
 
-    @property
-    def gains_by_programs(self) -> bool:
-        """Whether compiled programs are faster than eager execution on a CPU, by what is trained and no clock."""
-        # Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
-        widest = max((math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space)), default=0)
-        convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.policy.modules())
-        return not convolves or widest < _IMAGE
-
     def plan_execution(self, steps: float) -> None:
         """Decide when `execution="auto"` switches to programs, given the run's number of steps, infinite if unbounded.
 
         Args:
             steps: Those of the algorithm's counter at which the run ends.
         """
-        made = self.counters[keys.STEPS]
-        self.execution.plan(self.seconds_per_step, steps, made, gains=self.gains_by_programs)
+        # Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
+        widest = max((math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space)), default=0)
+        convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.policy.modules())
+        gains = not convolves or widest < _IMAGE
+        self.execution.plan(self.seconds_per_step, steps, self.counters[keys.STEPS], gains=gains)
 
     @property
     def prepared(self) -> bool:

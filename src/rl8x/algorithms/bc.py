@@ -12,7 +12,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import Learner, observed, recorded_actions
-from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
@@ -66,7 +66,3 @@ class BC(Learner[BCConfig], config=BCConfig):
             return total, {"losses/bc": total, "monitors/entropy": evaluation.entropy.mean()}
 
         return loss
-
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Return the metrics."""
-        return UpdateResult(found)

@@ -231,7 +231,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         distribution: Distribution,
         loss: str,
     ) -> Tensor:
-        """Return the loss and its monitors, summed over a minibatch, in the order of `DISTILLATION_LOSS_METRICS`, `[3]`.
+        """Sum the loss and its monitors over a minibatch, in the order of `DISTILLATION_LOSS_METRICS`, `[3]`.
 
             kl:   L = KL(teacher || student)
             nll:  L = -log p_student(a*),            a* the teacher's most likely action
@@ -241,7 +241,8 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             policy: A `Student` called as a module, under the weights of the update.
             batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
             state: The student's initial states, each `[batch, *]`.
-            coefficient, config: Not used.
+            coefficient: Not used.
+            config: Not used.
             distribution: The student's action distribution.
             loss: The loss's name.
 

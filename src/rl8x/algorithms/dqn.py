@@ -17,7 +17,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
-from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
+from rl8x.algorithms.off_policy.learner import Learner, observed
 from rl8x.algorithms.off_policy.updates import (
     Found,
     Loss,
@@ -250,7 +250,7 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
 
     def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
         """Move the target network."""
-        nets["target"].polyak_update(nets["q"], batch[TAU])
+        super().finish(nets, batch, found)
         errors = (found["values"] - found["td_targets"]).abs()
         means = {"monitors/q": found["values"].mean(), "monitors/td_error": errors.mean()}
         return UpdateResult(found | means, errors)

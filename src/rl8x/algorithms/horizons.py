@@ -98,8 +98,12 @@ class Horizons:
         if is_due:
             self._check_moves()
             self.collector.reset()
-            if self.start_seed is not None:
-                self._start_at_random_times(self.start_seed)
+            if self.start_seed is not None:  # first episodes count as begun at random times, `[0, time_limit)`
+                env, device = self.env, self.env.device
+                generator = torch.Generator(device).manual_seed(self.start_seed)
+                assert env.time_limit is not None
+                elapsed = torch.randint(env.time_limit, (env.num_copies,), generator=generator, device=device)
+                env.set_elapsed(elapsed if env.team is None else env.team.for_agents(elapsed))
             return True
         if not callable(env_config):
             self.check_applies(env_config)
@@ -147,14 +151,6 @@ class Horizons:
                 f"`random_start` needs a time limit that can be shifted, and the simulator that {name} steps counts "
                 "its own: use one whose copies are stepped one by one, each with Gymnasium's TimeLimit."
             )
-
-    def _start_at_random_times(self, seed: int) -> None:
-        """Have each copy's first episode count as begun at a random time of its limit, `[0, time_limit)`."""
-        assert self.env.time_limit is not None
-        device = self.env.device
-        generator = torch.Generator(device).manual_seed(seed)
-        elapsed = torch.randint(self.env.time_limit, (self.env.num_copies,), generator=generator, device=device)
-        self.env.set_elapsed(elapsed if self.env.team is None else self.env.team.for_agents(elapsed))
 
     def _without_shortened(self, rollout: Mapping[str, Tensor], collects: int) -> Mapping[str, Tensor]:
         """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.

@@ -17,8 +17,8 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig
-from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed, recorded_actions
-from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed, recorded_actions
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch
 from rl8x.distributions import Distribution
 from rl8x.models.layers import INITS
 from rl8x.policy import Policy
@@ -152,11 +152,6 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
             return total, {"losses/q": total, "monitors/q": values.mean()}
 
         return loss
-
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Move the target network."""
-        nets["target"].polyak_update(nets["q"], batch[TAU])
-        return UpdateResult(found)
 
     def _values(self, q: Callable[..., Any], batch: ReplayBatch) -> Tensor:
         """Return what critics say of the batch's actions, `[num_critics, batch_size]`."""

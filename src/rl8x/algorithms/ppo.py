@@ -32,7 +32,7 @@ from rl8x.models import State
 from rl8x.models.base import TrainingEffects, default_model
 from rl8x.policy import Act, Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Cursor, Slot, actor_critic
+from rl8x.rollouts.step import Cursor, actor_critic
 from rl8x.schedules import Schedule
 from rl8x.trees import Tree
 

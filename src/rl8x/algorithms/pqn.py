@@ -28,7 +28,7 @@ from rl8x.models.base import default_model
 from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Cursor, Slot, experience
+from rl8x.rollouts.step import Cursor, experience
 from rl8x.trees import Tree
 
 PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
@@ -180,7 +180,8 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             policy: A `QPolicy` called as a module, under the weights of the update.
             batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
             state: The policy's initial states, each `[batch, *]`.
-            coefficient, config: Not used.
+            coefficient: Not used.
+            config: Not used.
         """
         q = policy(batch[keys.OBS], state, batch[keys.STARTS])
         taken = pick(q, batch[keys.ACTIONS])

@@ -23,7 +23,7 @@ from rl8x.algorithms.off_policy.actor_critic import (
     make_critics,
 )
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
+from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
 from rl8x.algorithms.off_policy.updates import (
     Found,
     Loss,
@@ -306,7 +306,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
 
     def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
         """Move the target network, and return the metrics."""
-        nets["target"].polyak_update(nets["q"], batch[TAU])
+        super().finish(nets, batch, found)
         if "entropies" in found:  # the policy was trained
             gaps = found["entropies"] - self._target_entropies(batch)
             found["losses/alpha"] = (found["coefficients/alpha"] * gaps).mean()

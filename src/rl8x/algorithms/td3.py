@@ -17,7 +17,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import PRESETS, option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import TAU, Learner, model_obs, observed
+from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
 from rl8x.algorithms.off_policy.updates import (
     Average,
     Found,
@@ -214,8 +214,7 @@ class TD3(Learner[TD3Config], config=TD3Config):
 
     def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
         """Move the target networks, and return the metrics."""
-        for name in ("q", "policy"):
-            nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
+        super().finish(nets, batch, found)
         return self.critics.result(found)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:

@@ -3,8 +3,8 @@ import torch
 from tests.probes import traced_only
 from torch import nn
 
-from rl8x.algorithms import DQNConfig
-from rl8x.algorithms.off_policy.updates import Nets, block_size
+from rl8x.algorithms import DQN, DQNConfig
+from rl8x.algorithms.off_policy.updates import Nets
 from rl8x.algorithms.optimizer import make_rule
 from rl8x.envs import CartPole
 
@@ -30,19 +30,22 @@ def test_a_run_changes_from_eager_to_compiled_updates(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("updates", "batch_bytes", "masks", "most", "expected"),
+    ("updates", "batch_bytes", "options", "expected"),
     [
-        (32, 1000, False, None, 32),
-        (42.7, 1000, False, None, 42),
-        (0.3, 1000, False, None, 1),
-        (64, 2**22, False, None, 16),
-        (64, 2**30, False, None, 1),
-        (64, 1000, False, 16, 16),
-        (64, 1000, True, None, 8),
+        (32, 1000, {}, 32),
+        (42.7, 1000, {}, 42),
+        (0.3, 1000, {}, 1),
+        (64, 2**22, {}, 16),
+        (64, 2**30, {}, 1),
+        (64, 1000, {"most_at_once": 16}, 16),
+        (64, 1000, {"masks": True}, 8),
     ],
 )
-def test_blocks_are_as_large_as_a_step_has_updates_and_memory_allows(updates, batch_bytes, masks, most, expected):
-    assert block_size(updates, batch_bytes, masks=masks, most=most) == expected
+def test_blocks_are_as_large_as_a_step_has_updates_and_memory_allows(updates, batch_bytes, options, expected):
+    algorithm = build(updates_per_sample=updates / 16)
+    vars(algorithm.source).update(options)
+    algorithm.__class__ = type("Rows", (DQN,), {"_row_bytes": batch_bytes / algorithm.batch_size})
+    assert algorithm.block_size == expected
 
 
 # -- networks

@@ -78,17 +78,13 @@ class LearnerConfig(AlgorithmConfig):
 
         Raises:
             TypeError: If an environment is given beside a data set.
-            ValueError: If there is neither, or the data set is not there or its spaces do not fit.
+            ValueError: If there is neither, or its spaces do not fit.
         """
         config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
         return AlgorithmConfig.build(config, env, **env_kwargs)
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Raise if an environment is given beside a data set, else return None for both.
-
-        Raises:
-            TypeError: If one is given.
-        """
+        """Raise a `TypeError` if an environment is given beside a data set, else return None for both."""
         if env is not None or env_kwargs:
             raise TypeError(
                 f"{type(self).__name__} learns from a data set, without an environment; got {env!r}. To evaluate in "
@@ -147,10 +143,7 @@ class ValueConfig(LearnerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(ValueConfig, OnlineConfig):
-    """Hyperparameters of every algorithm that learns from a replay.
-
-    A step of the trainer collects num_envs * horizon transitions and then makes the updates that are due for them.
-    """
+    """Hyperparameters of every algorithm that learns from a replay; a step makes the updates due for its horizon."""
 
     num_envs: int = option(
         Default(64),
@@ -212,11 +205,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         return super().without_effect() | given_for_nothing(self, names, why)
 
     def check_source(self) -> None:
-        """Refuse, beside a data set, options of collecting and of the replay, and without one those that need it.
-
-        Raises:
-            ValueError: If such an option is not at its default.
-        """
+        """Raise a `ValueError` at options of collecting beside a data set, and at those that need one without it."""
         fields = {field.name: field for field in dataclasses.fields(self)}
         if self.dataset is None:
             names, why = list(self.needs_dataset), "needs a data set: give `dataset`, or leave it out"
@@ -231,25 +220,14 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         """`updates_per_sample` as the fraction that it was written as, for exact counts."""
         return updates_for(1, self.updates_per_sample)
 
-    @property
-    def updates_per_collect(self) -> Fraction:
-        """Updates after one collect, on average, where the environment masks no steps."""
-        return self.update_ratio * self.num_envs * self.horizon
-
     def make_env(  # type: ignore[override] # none where there is a data set
         self, env: Any, seed: int, env_kwargs: Mapping[str, Any]
     ) -> tuple[Env | None, EnvFactory | None]:
-        """Make the environment, or none if there is a data set; see `OnlineConfig.make_env`.
-
-        Raises:
-            TypeError: If there are both.
-            ValueError: If there is neither, and as `OnlineConfig.make_env` and `check_source` do.
-        """
-        if self.dataset is not None:
-            nothing = ValueConfig.make_env(self, env, seed, env_kwargs)
-            self.check_source()
-            return nothing
+        """Make the environment, or none if there is a data set; raise if there is neither, or both."""
+        nothing = None if self.dataset is None else ValueConfig.make_env(self, env, seed, env_kwargs)
         self.check_source()
+        if nothing is not None:
+            return nothing
         if env is None:
             raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
         return OnlineConfig.make_env(self, env, seed, env_kwargs)
@@ -349,11 +327,7 @@ class ActorCriticConfig(OffPolicyConfig):
         return super().without_effect() | bounds_of_no_atoms(self)
 
     def check_source(self) -> None:
-        """Raise also if `return_bound` is given beside a data set, whose returns are not measured.
-
-        Raises:
-            ValueError: If there are both, and as `OffPolicyConfig.check_source` does.
-        """
+        """Raise also if `return_bound` is given beside a data set, whose returns are not measured."""
         super().check_source()
         if self.dataset is not None and self.return_bound is not None:
             raise ValueError(

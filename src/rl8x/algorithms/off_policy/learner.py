@@ -41,7 +41,6 @@ from rl8x.algorithms.off_policy.updates import (
     Phase,
     ReplayBatch,
     UpdateResult,
-    block_size,
     update_stats,
 )
 from rl8x.algorithms.optimizer import FlatOptimizer, check_same, make_rule
@@ -61,6 +60,8 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 
 TAU: Final = "tau"
 """Key of a batch: tau of the target networks after the update, 0-d; 0 leaves them unchanged."""
+# Maximum bytes of the batches that are sampled at once; images would fill the memory.
+_BLOCK_BYTES: Final = 2**26
 # Measured for a small eager update.
 _SECONDS_PER_UPDATE: Final = 1e-3
 # Multiplications per row and weight: forward, backward for weights and activations, and forward of a target.
@@ -161,11 +162,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- defined by subclasses
 
     def check_spaces(self) -> None:
-        """Raise if the algorithm does not support the spaces, naming one that does.
-
-        Raises:
-            ValueError: If they do not.
-        """
+        """Raise a `ValueError` if the algorithm does not support the spaces, naming one that does."""
 
     @abstractmethod
     def make_policy(self) -> Policy:
@@ -184,9 +181,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         V(next_obs)`.
         """
 
-    @abstractmethod
     def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """End an update, by moving target networks.
+        """End an update: move the target networks.
 
         Args:
             nets: The networks of `make_nets`, by name.
@@ -194,8 +190,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             found: What the phases have found, by name.
 
         Returns:
-            The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
+            The metrics that `update_metrics` names, by default what was found, and errors of the rows where known.
         """
+        for name, (followed, _) in self.nets.targets.items():
+            nets[name].polyak_update(nets[followed], batch[TAU])
+        return UpdateResult(found)
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return the updaters that take turns; by default one, of all phases."""
@@ -316,9 +315,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @functools.cached_property
     def block_size(self) -> int:
-        """Number of updates in one program; see `updates.block_size`."""
-        source = self.source
-        return block_size(float(source.updates_per_step), source.batch_size * self._row_bytes, **source.block_limits)
+        """Number of updates in one program; those left are done one by one: two are compiled."""
+        source, size = self.source, float(self.source.updates_per_step)
+        # If a simulator masks steps, a collect may have fewer transitions than usual: blocks are then small.
+        size = size**0.5 if source.masks else size
+        return max(1, min(int(size), source.most_at_once, _BLOCK_BYTES // max(1, self.batch_size * self._row_bytes)))
 
     @property
     def _row_bytes(self) -> int:
@@ -413,11 +414,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state` or `state_dict`; the stored transitions stay.
-
-        Raises:
-            ValueError: If the state belongs to other networks, or to values of another scale.
-        """
+        """Restore a `learned_state`, a `ValueError` if it is of other networks; the stored transitions stay."""
         self.source.load_learned_state(state)
         check_same("policy", state["policy"], self.policy.state_dict())
         self.policy.load_state_dict(state["policy"])
@@ -429,11 +426,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return {**super().state_dict(), **self.source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`; training continues with the same bits.
-
-        Raises:
-            ValueError: As `load_learned_state` does, or if the data set is another.
-        """
+        """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
         self.source.load_state_dict(state)
 

@@ -61,7 +61,8 @@ class Source:
     Attributes:
         rows: What batches of `batch_size` on this rank are sampled and gathered from.
         updates_per_step: Updates of one `step()`, on average.
-        block_limits: Limits of the number of updates in one program; see `updates.block_size`.
+        masks: Whether a simulator may mask steps.
+        most_at_once: The most updates in one program.
         metrics: Names of the metrics that `stats` returns.
         seconds_per_collect: Estimated seconds of an eager collect.
     """
@@ -69,7 +70,8 @@ class Source:
     rows: Replay | Dataset
     batch_size: int
     updates_per_step: Fraction
-    block_limits: Mapping[str, Any] = {"masks": False}
+    masks: bool = False
+    most_at_once: int = 2**31
     metrics: tuple[str, ...] = ()
     seconds_per_collect: float = 0.0
 
@@ -138,12 +140,12 @@ class ReplaySource(Source):
             check_replay_on_disk(size, path, config.replay_bytes(*spaces))
         if config.prioritized:
             self.rows = PrioritizedReplay(size, env.device, alpha=config.priority_alpha, path=path)
+            self.most_at_once = _PRIORITIZED_BLOCK
         else:
             self.rows = Replay(size, env.device, path=path)
         self.batch_size = config.batch_size
-        self.updates_per_step = config.updates_per_collect * env.num_agents
-        most = _PRIORITIZED_BLOCK if config.prioritized else None
-        self.block_limits = {"masks": not env.capturable, "most": most}
+        self.updates_per_step = config.update_ratio * config.num_envs * config.horizon * env.num_agents
+        self.masks = not env.capturable
         self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
         self.return_scale = None if bound is None else ReturnScale(env.num_envs, config.gamma, bound).to(env.device)
@@ -222,11 +224,7 @@ class ReplaySource(Source):
     # -- checkpoints
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale of returns, and take back priorities by errors of the step's weights.
-
-        Raises:
-            ValueError: If the state has a scale and this has none, or otherwise.
-        """
+        """Restore the scale of returns, and take back priorities by errors of the step's weights."""
         if isinstance(self.rows, PrioritizedReplay):
             self.rows.undo_updates()
         if ("return_scale" in state) != (self.return_scale is not None):

@@ -36,10 +36,6 @@ WEIGHTS: Final = "importance_weights"
 SCALE: Final = "return_scale"
 """Key of a batch: the factor that returns are multiplied by, 0-d; missing if they are not scaled."""
 
-# Maximum bytes of the batches that are sampled at once; images would fill the memory.
-_BLOCK_BYTES: Final = 2**26
-
-
 Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 """Computes a loss from a network called with its trained weights; returns it, 0-d, and auxiliary values by name."""
 
@@ -340,13 +336,3 @@ def update_stats(rows: Sequence[Tensor], names: Sequence[str], weights: Iterable
     sums = zip(names, padded.sum(0, dtype=torch.float64), counts, strict=True)
     means = {name: each / count for name, each, count in sums if count}
     return {**means, **updates_not_finite(padded, norms, weights)}
-
-
-def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
-    """Return the number of updates in one program, at `most`; those left are done one by one: two are compiled.
-
-    If a simulator `masks` steps a collect may have fewer transitions than usual: blocks are then small.
-    """
-    size = int(updates**0.5) if masks else int(updates)
-    limits = [size, _BLOCK_BYTES // max(1, batch_bytes), *([] if most is None else [most])]
-    return max(1, min(limits))
