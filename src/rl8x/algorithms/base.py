@@ -126,6 +126,9 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         check_names(options, cls)
         return super().__new__(cls)
 
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters that decide what the outputs of the networks mean: a resumed run cannot change them."""
+
     separates: ClassVar[bool] = False
     """Whether agents of an environment may have weights of their own."""
 
@@ -156,7 +159,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         """Return the algorithm, after checking that config and environment fit.
 
         Args:
-            env: The training environment, also by name; None for an algorithm without one.
+            env: The training environment: a class, a factory, a built-in name, a Gymnasium id, a dotted path, an
+                instance, or one of Gymnasium's vector environments; None for an algorithm without one.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
 
         Raises:
@@ -199,11 +203,6 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             env_kwargs: Keyword arguments for the environment's constructor.
         """
         return self
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """Hyperparameters that decide what the outputs of the networks mean: a resumed run cannot change them."""
-        return ()
 
     def without_effect(self) -> dict[str, str]:
         """Return the given hyperparameters that have no effect, as `name=value`, each with the reason.

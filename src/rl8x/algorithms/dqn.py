@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
-from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms, fixed_atoms
+from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms
 from rl8x.algorithms.off_policy.learner import Learner, observed
 from rl8x.algorithms.off_policy.updates import (
     Found,
@@ -121,6 +121,7 @@ class DQNConfig(
     )
 
     needs_dataset: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.needs_dataset, "cql_coeff")
+    fixed: ClassVar[tuple[str, ...]] = ("dueling", "num_quantiles", "num_atoms", "v_min", "v_max")
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -147,11 +148,6 @@ class DQNConfig(
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio / ranks().size
         interval = self.target_interval * ratio.numerator  # in updates, times the denominator
         return self.tau if update * ratio.denominator % interval < ratio.denominator else 0.0
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """The form of the network's outputs."""
-        return "dueling", "num_quantiles", *fixed_atoms(self)
 
     def without_effect(self) -> dict[str, str]:
         """Return also what atoms, or a schedule, leave without effect, and their bounds if there are no atoms."""

@@ -107,7 +107,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
     def make_nets(self) -> None:
         """Add policy and value as one network, and two critics with a target network."""
         self.add_net("policy", PolicyAndValue(self.policy))
-        self.add_net("q", make_critics(self.config, self.policy, self.execution))
+        self.add_net("q", make_critics(self))
         self.nets.add_target("target", of="q")
 
     def phases(self) -> list[Phase]:

@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import EllipsisType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import gymnasium
 import torch
@@ -60,6 +59,9 @@ class OnlineConfig(AlgorithmConfig):
         "reach it all at once. These shortened episodes are left out of the statistics of episodes.",
     )
 
+    resets_once: ClassVar[bool] = False
+    """Whether the environment is reset before the first rollout alone, if nothing else is said."""
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         if self.horizons_per_env_reset == 0:
@@ -67,16 +69,6 @@ class OnlineConfig(AlgorithmConfig):
                 "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
             )
         super().__post_init__()
-
-    def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
-        """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`.
-
-        Args:
-            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
-                vector environments.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
-        """
-        return super().build(env, **env_kwargs)
 
     def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
         """Return the config with as many copies as fit an environment, where nobody gave `num_envs`."""
@@ -90,14 +82,6 @@ class OnlineConfig(AlgorithmConfig):
                 return self
         copies = getattr(known, "num_copies", known.num_envs) if is_vectorised(known) else _ONE_BY_ONE
         return dataclasses.replace(self, num_envs=Default(copies))
-
-    def resets(self, env: Env) -> ResetSchedule:
-        """Return when an environment is reset.
-
-        Args:
-            env: What is reset.
-        """
-        return ResetSchedule(self.horizons_per_env_reset or (-1 if env.episodic else 1))
 
     def make_horizons(
         self,
@@ -119,9 +103,6 @@ class OnlineConfig(AlgorithmConfig):
             state_every: Steps between two states of the policy that a rollout keeps; None: it keeps the first.
             summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon
                 and the environment's team.
-
-        Raises:
-            ValueError: If the environment cannot do what `random_start` needs.
         """
         env, reset_every = algorithm.env, algorithm.state_reset_every
         assert env is not None
@@ -130,7 +111,7 @@ class OnlineConfig(AlgorithmConfig):
             Collector(env, policy, algorithm.make_generator("sampling"), algorithm.execution, **options),
             Rollout(self.horizon, env.num_envs, state_every=state_every),
             algorithm.counters,
-            self.resets(env),
+            ResetSchedule(self.horizons_per_env_reset or (-1 if env.episodic or self.resets_once else 1)),
             start_seed=part_seed(algorithm.seed, "start times") if self.random_start else None,
             summarise=summarise,
         )
@@ -149,11 +130,6 @@ class OnlineConfig(AlgorithmConfig):
 
         Returns:
             The environment, and a factory for environments of another size and seed; None for an instance.
-
-        Raises:
-            ValueError: If an instance's number of copies or device differs from the config's, or there is too little
-                memory.
-            TypeError: If `env` does not make an environment.
         """
         device = resolve_device(self.device)
         if not isinstance(env, Env) and is_vectorised(env):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -75,10 +75,7 @@ class PQNConfig(
     dueling: bool = option(False, "Dueling heads: Q = V + A - mean A (arXiv:1511.06581).")
     reward_scale: float = option(1.0, "Factor that rewards are multiplied by.", above=0.0)
 
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """The form of the network's outputs."""
-        return ("dueling",)
+    fixed: ClassVar[tuple[str, ...]] = ("dueling",)
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import torch
@@ -36,7 +35,6 @@ from rl8x.algorithms.off_policy.updates import (
     weighted_mean,
 )
 from rl8x.distributions import Categorical, SquashedNormal
-from rl8x.rollouts.statistics import Number
 from rl8x.trees import tree_map, unflatten_tree
 
 NOISE: Final = "noise"
@@ -203,23 +201,17 @@ class SAC(Learner[SACConfig], config=SACConfig):
 
     def make_nets(self) -> None:
         """Add the critics with a target network, the policy, and the temperature unless it is fixed."""
-        config = self.config
-        atoms: Any = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}
-        self.critics = make_critics(config, self.policy, self.execution, num_critics=config.num_critics, **atoms)
+        self.critics = make_critics(self)
         self.add_net("q", self.critics)
         self.nets.add_target("target", of="q")
         self.add_net("policy", self.policy)
-        if config.alpha is None:
-            self.add_net("alpha", Temperature(config.initial_alpha))
+        if self.config.alpha is None:
+            self.add_net("alpha", Temperature(self.config.initial_alpha))
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return a cycle of updates in which every `policy_delay`-th also trains policy and temperature."""
         critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
-
-    def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
-        """Act at random during warm-up, and sample from the policy afterwards."""
-        return self.policy.exploring(warms_up=warms_up)
 
     @property
     def target_entropy(self) -> float:
@@ -236,7 +228,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
         """Draw the inputs of updates, including action noise."""
         drawn, config = super().draw(first, count), self.config
         sizes: dict[str, tuple[int, ...]] = {} if self.is_discrete else {NOISE: (2,)}
-        if self._samples_cql:
+        if self._num_tried:
             sizes[CQL_NOISE] = (3, config.cql_samples)
         for name, size in sizes.items():
             shape = (count, *size, self.batch_size, self.policy.distribution.num_noise)
@@ -244,13 +236,9 @@ class SAC(Learner[SACConfig], config=SACConfig):
         return drawn
 
     @property
-    def _samples_cql(self) -> bool:
-        return self.config.cql_coeff > 0 and not self.is_discrete
-
-    @property
     def _num_tried(self) -> int:
         """Number of actions per row that `cql_coeff` samples."""
-        return 3 * self.config.cql_samples if self._samples_cql else 0
+        return 3 * self.config.cql_samples if self.config.cql_coeff > 0 and not self.is_discrete else 0
 
     @property
     def _row_bytes(self) -> int:

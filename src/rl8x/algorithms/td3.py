@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Self
 
 import torch
@@ -31,7 +30,6 @@ from rl8x.algorithms.off_policy.updates import (
 )
 from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
-from rl8x.rollouts.statistics import Number
 
 NOISE: Final = "target_noise"
 """Key of a batch: the noise on the target policy's actions, in their units, `[batch_size, *action]`."""
@@ -135,9 +133,7 @@ class TD3(Learner[TD3Config], config=TD3Config):
 
     def make_nets(self) -> None:
         """Add critics and policy, each with a target network."""
-        config = self.config
-        atoms: Any = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}
-        self.critics = make_critics(config, self.policy, self.execution, num_critics=config.num_critics, **atoms)
+        self.critics = make_critics(self)
         self.add_net("q", self.critics)
         self.add_net("policy", self.policy)
         self.nets.add_target("target_q", of="q")
@@ -147,10 +143,6 @@ class TD3(Learner[TD3Config], config=TD3Config):
         """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
         critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
-
-    def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
-        """Act at random during warm-up, and with exploration noise afterwards."""
-        return self.policy.exploring(warms_up=warms_up)
 
     @property
     def reads_next_actions(self) -> bool:

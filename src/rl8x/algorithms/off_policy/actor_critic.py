@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rl8x import keys
+from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.updates import SCALE, Found, Loss, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions.discrete import inverse_cdf
-from rl8x.execution import Execution
 from rl8x.functional import expectation, project
 from rl8x.models import Model, State
 from rl8x.models.base import BUILTIN
@@ -130,12 +130,10 @@ class Critics(nn.Module):
         support: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
-        self.action_space = action_space
-        self.num_atoms = num_atoms
-        self.support = support
         check_sizes("critic_hidden_sizes", hidden_sizes)
+        self.action_space = action_space
+        self.num_critics, self.num_atoms, self.support = num_critics, num_atoms, support
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-        self.num_critics = num_critics
         self.flat = FlatObservations(observation_space)
         discrete = isinstance(action_space, gymnasium.spaces.Discrete)
         self.flat_actions = None if discrete else FlatObservations(action_space)
@@ -217,8 +215,12 @@ class Critics(nn.Module):
         return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
 
 
-def make_critics(config: Any, policy: Policy, execution: Execution, **options: Any) -> Critics:
-    """Return the critics of an actor-critic's config, which read what a policy's model reads."""
+def make_critics(algorithm: Any) -> Critics:
+    """Return the critics of an algorithm's config, which read what its policy's model reads."""
+    config, policy, options = algorithm.config, algorithm.policy, dict[str, Any]()
+    if isinstance(config, ActorCriticConfig):
+        options = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}
+        options |= {"num_critics": config.num_critics}
     critics = Critics(
         policy.inputs_space,
         policy.action_space,
@@ -228,7 +230,7 @@ def make_critics(config: Any, policy: Policy, execution: Execution, **options: A
         **options,
     )
     if config.precision == "bf16":
-        critics.autocast = execution.autocast
+        critics.autocast = algorithm.execution.autocast
     return critics
 
 

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
-from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
@@ -190,6 +189,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         None, "priority_beta over transitions, in the form of lr_schedule; replaces it."
     )
 
+    resets_once: ClassVar[bool] = True
     needs_dataset: ClassVar[tuple[str, ...]] = ("updates_per_step",)
     """Options that an environment has no use for."""
 
@@ -232,15 +232,6 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
             raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
         return OnlineConfig.make_env(self, env, seed, env_kwargs)
 
-    def resets(self, env: Env) -> ResetSchedule:
-        """Return when the environment is reset: once, unless the option says otherwise."""
-        return ResetSchedule(self.horizons_per_env_reset or -1)
-
-    @property
-    def largest_return(self) -> float | None:
-        """The bound that returns are scaled to; None leaves them as they are."""
-        return None
-
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that the experience of one collect takes."""
         next_obs = slot_bytes(observation, None) - slot_bytes(None, None)
@@ -261,11 +252,6 @@ def collecting_options() -> list[str]:
     """Return the names of the hyperparameters of collecting into a replay, which a data set has no use for."""
     of_data = {field.name for field in dataclasses.fields(ValueConfig)}
     return [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
-
-
-def fixed_atoms(config: Any) -> tuple[str, ...]:
-    """Return the hyperparameters of atoms that a resumed run cannot change: the bounds too, where there are atoms."""
-    return ("num_atoms", "v_min", "v_max") if config.num_atoms > 1 else ("num_atoms",)
 
 
 def bounds_of_no_atoms(config: Any) -> dict[str, str]:
@@ -312,15 +298,7 @@ class ActorCriticConfig(OffPolicyConfig):
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
 
-    @property
-    def largest_return(self) -> float | None:
-        """The bound that returns are scaled to."""
-        return self.return_bound
-
-    @property
-    def fixed(self) -> tuple[str, ...]:
-        """The unit of the critics' values, and their form."""
-        return "return_bound", *fixed_atoms(self)
+    fixed: ClassVar[tuple[str, ...]] = ("return_bound", "num_atoms", "v_min", "v_max")
 
     def without_effect(self) -> dict[str, str]:
         """Return the bounds of atoms too, where there are none."""

@@ -24,6 +24,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import part_seed, seeded
 from rl8x.algorithms.memory_check import check_memory, row_bytes
+from rl8x.algorithms.off_policy.actor_critic import Actor
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
     DatasetSource,
@@ -231,9 +232,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Return the context of a collect, in which the policy explores; it gives the metrics of that.
 
         Args:
-            warms_up: Whether actions are to be random.
+            warms_up: Whether actions are to be random, as those of an `Actor` are.
         """
-        return contextlib.nullcontext({})
+        policy = self.policy
+        return policy.exploring(warms_up=warms_up) if isinstance(policy, Actor) else contextlib.nullcontext({})
 
     @property
     def reads_next_actions(self) -> bool:

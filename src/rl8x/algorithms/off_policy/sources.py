@@ -127,7 +127,7 @@ class ReplaySource(Source):
 
     def __init__(self, config: OffPolicyConfig, horizons: Horizons) -> None:
         self.config, self.horizons = config, horizons
-        env, bound = horizons.env, config.largest_return
+        env, bound = horizons.env, getattr(config, "return_bound", None)
         size, path = config.buffer_size, config.buffer_path
         self.policy: Policy = horizons.collector.policy
         spaces = env.single_observation_space, env.single_action_space
@@ -231,7 +231,7 @@ class ReplaySource(Source):
             had = "a" if "return_scale" in state else "no"
             raise ValueError(
                 f"the run had {had} `return_bound`, which decides what its critics' values mean; "
-                f"got {self.config.largest_return}. Resume it as it was."
+                f"got {getattr(self.config, 'return_bound', None)}. Resume it as it was."
             )
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])
