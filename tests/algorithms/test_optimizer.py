@@ -6,9 +6,7 @@ import torch
 from tests.algorithms.test_conformance import build, train
 from torch import nn
 
-from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
-from rl8x.envs import CartPole
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
@@ -233,15 +231,12 @@ def test_what_others_hold_is_not_replaced():
             setattr(algorithm, name, copy.copy(getattr(algorithm, name)))
 
 
-@pytest.mark.parametrize("kind", [DQNConfig, PPOConfig])
-def test_moments_of_weights_without_gradient_end_at_0(kind):
-    options = {"n_step": 1, "warmup_steps": 0} if kind is DQNConfig else {"horizon": 4}
-    algorithm = kind(num_envs=8, seed=1, device="cpu", execution="eager", **options).build(CartPole)
-    optimizer = algorithm.optimizer if kind is PPOConfig else algorithm.nets.trained["q"]
-    mean = optimizer.moments["exp_avg"]
+@pytest.mark.parametrize("case", ["dqn", "ppo"])
+def test_moments_of_weights_without_gradient_end_at_0(case):
+    algorithm = trained(case, 1)
+    (mean,) = (each.moments["exp_avg"] for each in algorithm.optimizers)
     mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
-    algorithm.collect()
-    algorithm.step()
+    went_on(algorithm, 4)
     assert not ((mean != 0) & (mean.abs() < 1e-38)).any()
     assert (mean != 0).any()
     assert torch.tensor(1e-39).mul(1.0).item() > 0.0  # outside of a step nothing is flushed
