@@ -14,7 +14,7 @@ from tests.probes import Probe, traced_only
 
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
 from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
-from rl8x.algorithms.teacher import Student, View, describe_teacher, find_teacher, make_teacher, read_weights
+from rl8x.algorithms.teacher import Student, describe_teacher, find_teacher, make_teacher, read_weights, view_of
 from rl8x.checkpoint import CheckpointError
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
@@ -308,9 +308,9 @@ def test_a_teacher_may_see_some_parts_or_what_is_inside():
     part = spaces.Box(-1, 1, (1,), np.float32)
     whole = spaces.Dict({"a": part, "b": part, "obs": part})
     obs = {name: torch.full((2, 1), i) for i, name in enumerate(whole.spaces)}
-    assert View(whole, whole)(obs) is obs
-    assert View(whole, spaces.Dict({"a": part}))(obs).keys() == {"a"}
-    assert View(whole, part)(obs) is obs["obs"]
+    assert view_of(whole, whole)(obs) is obs
+    assert view_of(whole, spaces.Dict({"a": part}))(obs).keys() == {"a"}
+    assert view_of(whole, part)(obs) is obs["obs"]
 
 
 # -- saved and found again

@@ -256,6 +256,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         horizons: Plays the policy in the environment; None without one.
         lr_schedule: The learning rate by the clock; None if the algorithm has none.
         metrics: Names of the metrics that `step()` returns, as they are logged.
+        optimizers: What updates the weights.
         policy: The trained policy.
         state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
     """
@@ -268,6 +269,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
 
     policy: Policy
+    optimizers: Sequence[FlatOptimizer] = ()
     horizons: Horizons | None = None
     lr_schedule: Schedule | None = None
     state_reset_every: int = 0
@@ -295,11 +297,6 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         if name in _ONCE and name in vars(self):
             raise AttributeError(f"`{name}` of an algorithm cannot be replaced: {_ONCE[name]}.")
         super().__setattr__(name, value)
-
-    @property
-    def optimizers(self) -> Sequence[FlatOptimizer]:
-        """What updates the weights."""
-        return ()
 
     def make_ready(self, *, trains: bool = True) -> None:
         """Prepare to act or to learn: weights that were put in the place of trained ones are used and trained now.

@@ -30,13 +30,13 @@ from rl8x.algorithms.teacher import (
     PLAYS,
     Guided,
     Student,
-    View,
     acting_weights,
     describe_teacher,
     find_teacher,
     labelled,
     make_teacher,
     read_weights,
+    view_of,
 )
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
@@ -58,10 +58,6 @@ PLAYED: Final = "monitors/teacher_share"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(OnPolicyConfig):
     """Hyperparameters of distillation.
-
-    Raises:
-        TypeError: If `teacher_obs` is not a list, and as `OnPolicyConfig` does.
-        ValueError: If `beta_schedule` leaves [0, 1], and as `OnPolicyConfig` does.
 
     Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1.
     """
@@ -117,11 +113,8 @@ class DistillationConfig(OnPolicyConfig):
         """Find the teacher, make the environment, check that they fit, and return the algorithm.
 
         Args:
-            env: The environment, in any form that `OnlineConfig.build` accepts.
+            env: The environment, in any form that `AlgorithmConfig.build` accepts.
             env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
-
-        Raises:
-            ValueError: If there is no teacher or it does not fit, and as `OnlineConfig.build` does.
         """
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
@@ -154,13 +147,10 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the teacher's weights, in place.
+        """Load the teacher's weights, in place; a `ValueError` if they belong to another model.
 
         Args:
             weights: Its `acting_weights`, `[*]` each.
-
-        Raises:
-            ValueError: If they belong to another model.
         """
         if weights.keys() != acting_weights(self.teacher).keys():
             raise ValueError("the teacher's weights in the checkpoint do not match the model of its description.")
@@ -168,11 +158,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         self.has_teacher = True
 
     def make_policy(self) -> Student:
-        """Build the student, with torch's global generator seeded.
-
-        Raises:
-            ValueError: If the teacher has another action space, or `teacher_obs` names an unknown part or all parts.
-        """
+        """Build the student, with torch's global generator seeded."""
         config, space = self.config, self.env.single_observation_space
         spaces_of = self.teacher.action_space, self.env.single_action_space
         if spaces_of[0] != spaces_of[1]:
@@ -200,7 +186,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def guided(self) -> Guided:
         """The student and the teacher, which act while collecting."""
         teacher, samples = self.teacher.to(self.device), self.config.sample_actions
-        view = View(self.env.single_observation_space, teacher.observation_space)
+        view = view_of(self.env.single_observation_space, teacher.observation_space)
         samples = self.loss != "mse" if samples is None else samples
         return Guided(self.policy, teacher, view, with_params=self.loss == "kl", samples=samples)
 

@@ -16,18 +16,10 @@ from torch.nn import functional as F
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
+from rl8x.algorithms.off_policy.actor_critic import weighted_mean
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms
 from rl8x.algorithms.off_policy.learner import Learner, observed
-from rl8x.algorithms.off_policy.updates import (
-    Found,
-    Loss,
-    Minimise,
-    Net,
-    Phase,
-    ReplayBatch,
-    UpdateResult,
-    weighted_mean,
-)
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.functional import project
@@ -59,10 +51,6 @@ class DQNConfig(
     Returns of one step and layers that are not normalised, as in the paper, overestimate the values of CartPole, on
     some seeds without bound, and a policy that was found is lost again. With a data set, where another policy acted,
     the default of `n_step` is 1.
-
-    Raises:
-        ValueError: If `v_min` is not less than `v_max`, or `num_atoms` and `num_quantiles` are given together, and as
-            `AlgorithmConfig` does.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236; `double`: van Hasselt et al. 2016, arXiv:1509.06461; `dueling`:
     Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016, arXiv:1511.05952; `num_atoms`: Bellemare et
@@ -151,15 +139,11 @@ class DQNConfig(
 
     def without_effect(self) -> dict[str, str]:
         """Return also what atoms, or a schedule, leave without effect, and their bounds if there are no atoms."""
-        atoms = given_for_nothing(
-            self, ("huber_delta",) if self.num_atoms > 1 else (), "the loss of atoms is a cross-entropy. Leave it out"
-        )
-        decay = given_for_nothing(
-            self,
-            ("epsilon_decay_steps",) if self.epsilon_schedule is not None else (),
-            "`epsilon_schedule` replaces it. Leave one of them out",
-        )
-        return super().without_effect() | bounds_of_no_atoms(self) | atoms | decay
+        why = "the loss of atoms is a cross-entropy. Leave it out"
+        unused = given_for_nothing(self, ["huber_delta"], why, where=self.num_atoms > 1)
+        why, where = "`epsilon_schedule` replaces it. Leave one of them out", self.epsilon_schedule is not None
+        unused |= given_for_nothing(self, ["epsilon_decay_steps"], why, where=where)
+        return super().without_effect() | bounds_of_no_atoms(self) | unused
 
 
 class DQN(Learner[DQNConfig], config=DQNConfig):

@@ -120,10 +120,10 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
             raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
 
 
-def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
+def given_for_nothing(config: Any, names: Iterable[str], why: str, *, where: bool = True) -> dict[str, str]:
     """Return which of some hyperparameters were given, not at their defaults, as `name=value`, each with a reason."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    values = {name: getattr(config, name) for name in names}
+    values = {name: getattr(config, name) for name in names if where}
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
 
 

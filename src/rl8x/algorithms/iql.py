@@ -89,11 +89,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
     )
 
     def check_spaces(self) -> None:
-        """Raise if the critics do not support the action space.
-
-        Raises:
-            ValueError: If it is neither a `Box` nor a `Discrete` space.
-        """
+        """Raise a `ValueError` unless the action space is a `Box` or `Discrete`."""
         if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
             raise ValueError(
                 f"IQL needs a Box or Discrete action space; got {describe_space(self.action_space)}. Use BC."

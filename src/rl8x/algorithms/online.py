@@ -35,11 +35,7 @@ EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Ca
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm that has an environment.
-
-    Raises:
-        ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
-    """
+    """Hyperparameters of every algorithm that has an environment."""
 
     num_envs: int = option(
         Default(32),

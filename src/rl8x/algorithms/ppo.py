@@ -73,9 +73,6 @@ class PPOConfig(
 ):
     """Hyperparameters of PPO, with defaults that learn the classic tasks on a CPU; `rl8` and `gpu` have others.
 
-    Raises:
-        ValueError: As `OnPolicyConfig` does.
-
     Source: Schulman et al. 2017, arXiv:1707.06347; `dual_clip_param`: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
 
@@ -159,8 +156,8 @@ class PPOConfig(
 
     def without_effect(self) -> dict[str, str]:
         """Return the given hyperparameters that have no effect; see `AlgorithmConfig.without_effect`."""
-        names = ["recompute_advantages"] if self.num_sgd_iters == 1 else []
-        return super().without_effect() | given_for_nothing(self, names, "num_sgd_iters=1 has no second epoch")
+        why, where = "num_sgd_iters=1 has no second epoch", self.num_sgd_iters == 1
+        return super().without_effect() | given_for_nothing(self, ["recompute_advantages"], why, where=where)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that a rollout takes; see `OnPolicyConfig.rollout_bytes`."""
@@ -224,11 +221,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         self._told_silenced = False
 
     def make_policy(self) -> Policy:
-        """Build the policy, with torch's global generator seeded.
-
-        Raises:
-            ValueError: If agents are to have weights of their own, and there is one.
-        """
+        """Build the policy, with torch's global generator seeded."""
         config, observation_space = self.config, self.env.single_observation_space
         name = default_model(observation_space) if config.model is None else config.model
         model_config = config.model_config if name != "mlp" else SMALL | config.model_config

@@ -48,9 +48,6 @@ class PQNConfig(
 ):
     """Hyperparameters of PQN.
 
-    Raises:
-        ValueError: If `epsilon_schedule` leaves [0, 1], and as `OnPolicyConfig` does.
-
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
 

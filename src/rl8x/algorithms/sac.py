@@ -20,20 +20,11 @@ from rl8x.algorithms.off_policy.actor_critic import (
     bootstrapped,
     check_bounded,
     make_critics,
+    weighted_mean,
 )
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
-from rl8x.algorithms.off_policy.updates import (
-    Found,
-    Loss,
-    Minimise,
-    Net,
-    OffPolicyUpdater,
-    Phase,
-    ReplayBatch,
-    UpdateResult,
-    weighted_mean,
-)
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -46,9 +37,6 @@ CQL_NOISE: Final = "cql_noise"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SACConfig(ActorCriticConfig):
     """Hyperparameters of SAC.
-
-    Raises:
-        ValueError: If `v_min` is not less than `v_max`, and as `AlgorithmConfig` does.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete actions: Christodoulou 2019, arXiv:1910.07207; `num_atoms`:
     Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
@@ -93,9 +81,9 @@ class SACConfig(ActorCriticConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Return also the options of a learned temperature, if it is fixed."""
-        names = () if self.alpha is None else ("initial_alpha", "target_entropy", "target_entropy_frac")
+        names = ("initial_alpha", "target_entropy", "target_entropy_frac")
         why = "`alpha` fixes the temperature. Leave one of them out"
-        return super().without_effect() | given_for_nothing(self, names, why)
+        return super().without_effect() | given_for_nothing(self, names, why, where=self.alpha is not None)
 
 
 class Temperature(nn.Module):
@@ -207,11 +195,6 @@ class SAC(Learner[SACConfig], config=SACConfig):
         self.add_net("policy", self.policy)
         if self.config.alpha is None:
             self.add_net("alpha", Temperature(self.config.initial_alpha))
-
-    def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return a cycle of updates in which every `policy_delay`-th also trains policy and temperature."""
-        critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
-        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @property
     def target_entropy(self) -> float:

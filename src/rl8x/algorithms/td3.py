@@ -17,17 +17,7 @@ from rl8x.algorithms.hyperparameters import PRESETS, option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
-from rl8x.algorithms.off_policy.updates import (
-    Average,
-    Found,
-    Loss,
-    Minimise,
-    Net,
-    OffPolicyUpdater,
-    Phase,
-    ReplayBatch,
-    UpdateResult,
-)
+from rl8x.algorithms.off_policy.updates import Average, Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
 
@@ -38,10 +28,6 @@ NOISE: Final = "target_noise"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay": 2}):
     """Hyperparameters of TD3. Noise is in units of half the action range, so that 1 reaches from the middle to a bound.
-
-    Raises:
-        ValueError: If `exploration_noise_min` exceeds `exploration_noise`, or `v_min` is not less than `v_max`, and as
-            `AlgorithmConfig` does.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477; `actor_bc_coeff`: Fujimoto and Gu 2021, arXiv:2106.06860;
     `critic_bc_coeff`: Tarasov et al. 2023, arXiv:2305.09836.
@@ -138,11 +124,6 @@ class TD3(Learner[TD3Config], config=TD3Config):
         self.add_net("policy", self.policy)
         self.nets.add_target("target_q", of="q")
         self.nets.add_target("target_policy", of="policy")
-
-    def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return a cycle of updates in which every `policy_delay`-th also trains the policy."""
-        critics = self.make_updater(self.phases()[:1], CRITIC_METRICS)
-        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @property
     def reads_next_actions(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -142,13 +142,12 @@ class Guided(nn.Module):
     beta: Tensor
     num_separate: ClassVar[int] = 1
 
-    def __init__(self, student: Policy, teacher: Policy, view: View, *, with_params: bool, samples: bool) -> None:
+    def __init__(
+        self, student: Policy, teacher: Policy, view: Callable[[Any], Any], *, with_params: bool, samples: bool
+    ) -> None:
         super().__init__()
-        self.student = student
-        self.teacher = teacher
-        self.view = view
-        self.with_params = with_params
-        self.samples = samples
+        self.student, self.teacher, self.view = student, teacher, view
+        self.with_params, self.samples = with_params, samples
         self.register_buffer("beta", torch.zeros((), device=student.device), persistent=False)
 
     @property
@@ -211,28 +210,18 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
     return experience(cursor, act, step) | {LABELS: act.labels[LABELS], PLAYS: act.labels[PLAYS]}
 
 
-class View:
-    """What a teacher observes of an environment's observations: all, some parts, or the part `obs` alone."""
-
-    def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:
-        self.parts: tuple[str, ...] | None = None
-        self.unwraps = False
-        if env == teacher:
-            return
-        shown = dict(env.spaces) if isinstance(env, spaces.Dict) else {}
-        if isinstance(teacher, spaces.Dict) and all(shown.get(name) == part for name, part in teacher.spaces.items()):
-            self.parts = tuple(teacher.spaces)
-        elif shown.get(keys.OBS) == teacher:
-            self.unwraps = True
-        else:
-            raise ValueError(
-                f"the teacher needs observations of {describe_space(teacher)}; the environment has "
-                f"{describe_space(env)}. Add what is missing to the environment's observations, as "
-                "observe_parameters='all' adds the parameters; `teacher_obs` hides it from the student."
-            )
-
-    def __call__(self, obs: Any) -> Any:
-        """Return the parts of observations `[num_envs, *obs]` that the teacher observes."""
-        if self.unwraps:
-            return obs[keys.OBS]
-        return obs if self.parts is None else {name: obs[name] for name in self.parts}
+def view_of(env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> Callable[[Any], Any]:
+    """Return what gives a teacher its part of an environment's observations: all, some parts, or the part `obs`."""
+    if env == teacher:
+        return lambda obs: obs
+    shown = dict(env.spaces) if isinstance(env, spaces.Dict) else {}
+    if isinstance(teacher, spaces.Dict) and all(shown.get(name) == part for name, part in teacher.spaces.items()):
+        parts = tuple(teacher.spaces)
+        return lambda obs: {name: obs[name] for name in parts}
+    if shown.get(keys.OBS) == teacher:
+        return lambda obs: obs[keys.OBS]
+    raise ValueError(
+        f"the teacher needs observations of {describe_space(teacher)}; the environment has {describe_space(env)}. Add "
+        "what is missing to the environment's observations, as observe_parameters='all' adds the parameters; "
+        "`teacher_obs` hides it from the student."
+    )

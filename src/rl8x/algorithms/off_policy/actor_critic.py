@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.updates import SCALE, Found, Loss, ReplayBatch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS, Found, Loss, ReplayBatch, UpdateResult
 from rl8x.distributions.discrete import inverse_cdf
 from rl8x.functional import expectation, project
 from rl8x.models import Model, State
@@ -232,6 +232,11 @@ def make_critics(algorithm: Any) -> Critics:
     if config.precision == "bf16":
         critics.autocast = algorithm.execution.autocast
     return critics
+
+
+def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
+    """Return the mean of losses, `[batch_size]`, weighted by the batch's importance weights if it has any."""
+    return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
 
 def bootstrapped(next_values: Tensor, batch: ReplayBatch) -> Tensor:

@@ -200,9 +200,9 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Return those of the priorities too, where transitions are drawn uniformly."""
-        names = () if self.prioritized else ("priority_alpha", "priority_beta", "priority_beta_schedule")
+        names = ("priority_alpha", "priority_beta", "priority_beta_schedule")
         why = "transitions are drawn uniformly. Give prioritized=True, or leave it out"
-        return super().without_effect() | given_for_nothing(self, names, why)
+        return super().without_effect() | given_for_nothing(self, names, why, where=not self.prioritized)
 
     def check_source(self) -> None:
         """Raise a `ValueError` at options of collecting beside a data set, and at those that need one without it."""
@@ -256,8 +256,8 @@ def collecting_options() -> list[str]:
 
 def bounds_of_no_atoms(config: Any) -> dict[str, str]:
     """Return `v_min` and `v_max` where they were given and there are no atoms, as `given_for_nothing` does."""
-    names = () if config.num_atoms > 1 else ("v_min", "v_max")
-    return given_for_nothing(config, names, "there are no atoms. Give num_atoms, such as 51, or leave it out")
+    why = "there are no atoms. Give num_atoms, such as 51, or leave it out"
+    return given_for_nothing(config, ("v_min", "v_max"), why, where=config.num_atoms == 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import part_seed, seeded
 from rl8x.algorithms.memory_check import check_memory, row_bytes
-from rl8x.algorithms.off_policy.actor_critic import Actor
+from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.sources import (
     DatasetSource,
@@ -44,7 +44,7 @@ from rl8x.algorithms.off_policy.updates import (
     UpdateResult,
     update_stats,
 )
-from rl8x.algorithms.optimizer import FlatOptimizer, check_same, make_rule
+from rl8x.algorithms.optimizer import check_same, make_rule
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team
@@ -133,6 +133,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.check_model()
             self.nets = Nets(self.policy)
             self.make_nets()
+        self.optimizers = [*self.nets.trained.values()]
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
@@ -198,8 +199,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return UpdateResult(found)
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return the updaters that take turns; by default one, of all phases."""
-        return [self.make_updater(self.phases(), self.update_metrics)]
+        """Return the updaters that take turns: one of all phases, after those of the first by a `policy_delay`."""
+        phases, delay = self.phases(), getattr(self.config, "policy_delay", 1)
+        first = self.make_updater(phases[:1], CRITIC_METRICS)
+        return [first] * (delay - 1) + [self.make_updater(phases, self.update_metrics)]
 
     def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
         """Make the updater of some phases.
@@ -270,11 +273,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     # -- collecting and learning
 
-    @property
-    def optimizers(self) -> list[FlatOptimizer]:
-        """Those of the trained networks."""
-        return [*self.nets.trained.values()]
-
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect what the source learns from; see `GenericAlgorithmBase.collect`."""
         self.make_ready()
@@ -302,7 +300,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self.source.take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-            means = update_stats(rows, self.update_metrics, self._weights) if rows else {}
+            means = update_stats(rows, self.update_metrics, [each.weights for each in self.optimizers]) if rows else {}
         return Stats({LR: lr, **means, **self.source.stats()})
 
     @property
@@ -353,11 +351,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return self.source.items(index) | self.draw(self.counters[keys.UPDATES], index.size(0))
 
     @property
-    def _weights(self) -> list[Tensor]:
-        """The weights of each trained network as a vector."""
-        return [each.weights for each in self.nets.trained.values()]
-
-    @property
     def prepared(self) -> bool:
         """Whether a step has requested the updates' programs."""
         return self._prepared
@@ -390,7 +383,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     @functools.cached_property
     def _work(self) -> int:
         """Rows times weights of one update."""
-        return self.source.batch_size * sum(len(each) for each in self._weights)
+        return self.source.batch_size * sum(len(each.weights) for each in self.optimizers)
 
     @property
     def seconds_per_step(self) -> float:

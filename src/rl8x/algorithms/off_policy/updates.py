@@ -154,11 +154,6 @@ class Nets:
         return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}
 
 
-def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
-    """Return the mean of losses, `[batch_size]`, weighted by the batch's importance weights if it has any."""
-    return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
-
-
 class UpdateResult(NamedTuple):
     """Metrics of an update by name, 0-d each, and absolute errors of its rows' values, `[batch_size]`, or None."""
 

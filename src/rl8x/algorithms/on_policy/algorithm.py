@@ -92,7 +92,12 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.seq_len = config.seq_len or (SEQ_LEN if self.policy.recurrent else 1)
-        self.state_reset_every = self.policy.state_reset_every = self._resolve_state_reset()
+        if self.policy.recurrent:
+            sequences = config.seqs_per_state_reset
+            if sequences is None:
+                sequences = -1 if env.episodic else min(8, config.horizon // self.seq_len)
+            self.state_reset_every = 0 if sequences < 0 else sequences * self.seq_len
+        self.policy.state_reset_every = self.state_reset_every
         self.validate()
         effects = self.check_model(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
@@ -107,6 +112,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy, rule, lr=self.lr_schedule(0), max_grad_norm=config.max_grad_norm)
+        self.optimizers = (self.optimizer,)
         self.updater = OnPolicyUpdater(
             self.policy,
             config,
@@ -168,21 +174,8 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     # -- building
 
-    def _resolve_state_reset(self) -> int:
-        if not self.policy.recurrent:
-            return 0
-        sequences = self.config.seqs_per_state_reset
-        if sequences is None:
-            sequences = -1 if self.env.episodic else min(8, self.config.horizon // self.seq_len)
-        return 0 if sequences < 0 else sequences * self.seq_len
-
     def validate(self) -> None:
-        """Raise if config, environment and policy do not fit together.
-
-        Raises:
-            ValueError: If `seq_len`, `sgd_minibatch_size` or `seqs_per_state_reset` do not divide what they must, or
-                the environment allows fewer copies or steps.
-        """
+        """Raise a `ValueError` if config, environment and policy do not fit together."""
         config, horizon = self.config, self.config.horizon
         config.check_seq_len(self.seq_len)
         if config.sgd_minibatch_size is not None and config.sgd_minibatch_size % self.seq_len:
@@ -242,11 +235,6 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         return self.horizons.finish()
 
     # -- learning
-
-    @property
-    def optimizers(self) -> tuple[FlatOptimizer]:
-        """That of the policy."""
-        return (self.optimizer,)
 
     def step(self) -> Stats:
         """Update the policy with the last collect's data.

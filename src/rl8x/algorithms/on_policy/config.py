@@ -21,13 +21,7 @@ SEQ_LEN: Final = 4  # of recurrent models, where nobody gave it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(OnlineConfig):
-    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, then discards it.
-
-    Raises:
-        TypeError: As `AlgorithmConfig` does.
-        ValueError: If `sgd_minibatch_size` does not divide `num_envs * horizon`, `seq_len` does not divide `horizon`, a
-            schedule or an optimizer option is not legal, and as `OnlineConfig` does.
-    """
+    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, then discards it."""
 
     model: str | type[Model] | Model | None = option(
         None,
