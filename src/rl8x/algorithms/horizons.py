@@ -347,9 +347,8 @@ def _flags(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 def locate_non_finite(rollout: Mapping[str, Tensor], team: Team | None = None) -> dict[str, dict[str, Any]]:
     """Locate the first non-finite numbers of a rollout's tensors, each `[horizon + 1, num_envs, ...]`.
 
-    Returns plain data for each such quantity: `slot`, the first with one; `environments`, at most 32 copies with one
-    in it; `num_environments` and `num_environments_in_rollout`, how many there are in that slot and in any; and
-    `final`, whether it is in the final observation of a truncated episode.
+    Returns plain data for each quantity: the first `slot` with one; at most 32 `environments` with one in it, their
+    number there and in any slot; and whether it is in the `final` observation of a truncated episode.
     """
     places = {}
     for quantity, names in _LOCATED_BY.items() if rollout else ():

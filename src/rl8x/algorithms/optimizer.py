@@ -30,16 +30,10 @@ _ALIGNMENT = 16
 
 
 class FlatOptimizer:
-    """The weights of a module as one vector, with their gradient, and what a rule keeps beside them.
+    """The weights of a module that require gradients as one vector, `[size]`, of which the module's are views.
 
-    Weights that do not require gradients are left out.
-
-    Attributes:
-        weights: The vector, `[size]`; the modules' weights are views of it.
-        gradient: The gradient, `[size]`, which backward passes add to.
-        moments: The rule's state, by name.
-        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the current value, not the traced one.
-        under: Calls the module with other weights, in the shapes of `split`.
+    Beside them are the `gradient`, `[size]`, which backward passes add to, and what a rule keeps, `moments`; `under`
+    calls the module with other weights, in the shapes of `split`.
     """
 
     def __init__(self, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
@@ -56,6 +50,7 @@ class FlatOptimizer:
         self._places, self._buffers = places(module, self.views)
         self._join()
         self.moments = rule.moments(self.weights)
+        # A tensor, so that a compiled step reads the current value, not the traced one.
         self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
 
     def training(self) -> contextlib.AbstractContextManager[None]:

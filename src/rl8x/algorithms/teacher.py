@@ -135,8 +135,7 @@ class Student(Policy):
 class Guided(nn.Module):
     """The policy for collecting: the student, and a teacher that labels observations and acts with probability `beta`.
 
-    Its state is the student's and the teacher's, each as if it acted alone, and reset as often as it was trained.
-    Programs read `beta`: change it in place.
+    Its state is that of both, each as if it acted alone. Programs read `beta`: change it in place.
     """
 
     beta: Tensor

@@ -168,10 +168,9 @@ NetsByName = Mapping[str, Net]
 
 
 class Minimise(NamedTuple):
-    """A phase that makes an optimizer step of one network; the ranks average its gradient.
+    """A phase that makes an optimizer step of one network, down its loss, by the mean gradient of the ranks.
 
-    `loss` returns the network's loss; what it computes itself, such as targets, has no gradients. What the loss returns
-    beside its value joins what was found, as does the gradient's norm before clipping, by the name `norm`.
+    What the loss returns beside its value joins what was found, as does the gradient's `norm` before clipping.
     """
 
     net: str

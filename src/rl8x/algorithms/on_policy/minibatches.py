@@ -53,11 +53,8 @@ def rounded_parts(name: str, space: Space) -> frozenset[str]:
 class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
-    Attributes:
-        sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
-        masked: Whether some steps may be masked.
-        wide: Whether something is not packed, being too wide, float64, or `exact`.
-        width: Numbers of a transition, packed and not.
+    `sources` are the packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`;
+    what is too wide, float64, or `exact` is not packed (`wide`), and some steps may be masked (`masked`).
     """
 
     def __init__(self, horizon: int, num_envs: int, seq_len: int, exact: Collection[str] = ()) -> None:
@@ -67,7 +64,7 @@ class SequencePack:
         self.sources: list[Tensor] = []
         self.masked = False
         self.wide = False
-        self.width = 0
+        self.width = 0  # numbers of a transition, packed and not
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
         self._wide: dict[str, Tensor] = {}
         self._states: dict[str, Tensor] = {}

@@ -60,12 +60,7 @@ class Objective(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OnPolicyUpdater:
-    """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch.
-
-        with updater.begin(coefficient):
-            for epoch in updater.epochs():
-                for minibatches in updater.minibatches():
-                    updater.step(minibatches)
+    """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch; see PPO's `learn`.
 
     The learning rate goes by the objective's unless `adapts` is False, as where one was set in its place.
     """
