@@ -27,6 +27,7 @@ from rl8x.algorithms.hyperparameters import (
     qualified_name,
     replaced_by_schedules,
     resolve_device,
+    scheduled,
     seeded,
     with_preset,
 )
@@ -541,6 +542,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         params: dict[str, Any] = {"algorithm": type(self).__name__}
         for field in dataclasses.fields(self.config):
             params.update(flatten_params(field.name, getattr(self.config, field.name)))
+        for name in scheduled(self.config) if self.env is not None else ():
+            params[f"{name}_schedule"] = self.config.schedule(name).to_dict()
+        if self.lr_schedule is not None:
+            params["lr_schedule"] = self.lr_schedule.to_dict()
         params.update(
             seed=self.seed,
             device=str(self.device),

@@ -301,7 +301,6 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             "teacher_obs": list(self.policy.hidden),
             "loss": self.loss,
             "sample_actions": self.guided.samples,
-            "beta_schedule": self.config.schedule("beta").to_dict(),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -256,11 +256,6 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
         probs = project(following.softmax(-1), td_targets, atoms)
         return -(probs * outputs.log_softmax(-1)).sum(-1), probs @ atoms
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """The effective hyperparameters by name."""
-        return super().params | ({} if self.env is None else {"epsilon_schedule": self.epsilon_schedule.to_dict()})
-
 
 def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
     """Return the loss of each value against its target, `[...]`.

@@ -127,18 +127,20 @@ def given_for_nothing(config: Any, names: Iterable[str], why: str, *, where: boo
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
 
 
+def scheduled(config: Any) -> list[str]:
+    """Return the hyperparameters that have a schedule, `NAME_schedule`."""
+    kinds = {field.name: kind_of(field) for field in dataclasses.fields(config)}
+    return [name for name in kinds if "list[list[float]]" in kinds.get(f"{name}_schedule", "")]
+
+
 def replaced_by_schedules(config: Any) -> dict[str, str]:
     """Return the constants that schedules replace and do not begin with, as `given_for_nothing` does."""
-    fields, unused = {field.name: field for field in dataclasses.fields(config)}, dict[str, str]()
-    for name in fields:
-        schedule = fields.get(f"{name}_schedule")
-        if schedule is None or "list[list[float]]" not in kind_of(schedule) or getattr(config, schedule.name) is None:
-            continue
-        if getattr(config, name) != config.schedule(name)(0):
-            clear = f"set {schedule.name}=None if a preset sets it"
-            unused |= given_for_nothing(
-                config, [name], f"`{schedule.name}` replaces it. Leave one of them out, or {clear}"
-            )
+    unused: dict[str, str] = {}
+    for name in scheduled(config):
+        where = getattr(config, f"{name}_schedule") is not None and getattr(config, name) != config.schedule(name)(0)
+        clear = f"set {name}_schedule=None if a preset sets it"
+        why = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
+        unused |= given_for_nothing(config, [name], why, where=where)
     return unused
 
 

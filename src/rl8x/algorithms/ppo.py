@@ -380,8 +380,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
         rate = self.config.adaptive_rate
-        lr = {"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {}
-        return super().params | lr | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+        return super().params | ({"lr_schedule": rate.to_dict()} if rate is not None and self.updater.adapts else {})
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. Running reward sums end there."""

@@ -110,11 +110,6 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             normalize_observations=config.normalize_observations,
         )
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """The effective hyperparameters by name."""
-        return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
-
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a rollout, with the scheduled epsilon."""
         self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))

@@ -397,7 +397,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return self.source.params(super().params | {"lr_schedule": self.lr_schedule.to_dict()})
+        return self.source.params(super().params)
 
     def learned_state(self) -> dict[str, Any]:
         """Return the state that updates change: weights, targets, optimizers, moments and generators of batches."""

@@ -79,9 +79,9 @@ class Source:
         """Return the number of updates that are due, and count them as made."""
         raise NotImplementedError
 
-    def params(self, others: Mapping[str, Any]) -> dict[str, Any]:
+    def params(self, others: dict[str, Any]) -> dict[str, Any]:
         """Return all params of a run, given the others."""
-        raise NotImplementedError
+        return others
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that the next collect and step depend on, beside the learned state."""
@@ -217,10 +217,6 @@ class ReplaySource(Source):
         """Return the number of rows."""
         return {REPLAY_SIZE: self.rows.size}
 
-    def params(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all params of a run, given the others."""
-        return {**others, "priority_beta_schedule": self.beta_schedule.to_dict()}
-
     # -- checkpoints
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
@@ -291,7 +287,7 @@ class DatasetSource(Source):
         """Return the number of updates of a step."""
         return self.config.updates_per_step
 
-    def params(self, others: Mapping[str, Any]) -> dict[str, Any]:
+    def params(self, others: dict[str, Any]) -> dict[str, Any]:
         """Return the other params without those of collecting, and what identifies the data set."""
         dataset, without = self.dataset, collecting_options()
         return {

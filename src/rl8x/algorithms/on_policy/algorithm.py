@@ -220,7 +220,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     @property
     def params(self) -> dict[str, Any]:
         """The effective hyperparameters by name."""
-        return super().params | {"lr_schedule": self.lr_schedule.to_dict(), "seq_len": self.seq_len}
+        return super().params | {"seq_len": self.seq_len}
 
     # -- collecting
 
