@@ -286,11 +286,11 @@ def test_a_missing_file_is_named(tmp_path, name):
 # -- segments
 
 
-def with_segment(directory, content, kept=None):
+def with_segment(directory, content, shared=None):
     segment = Segment("a-0-1", lambda: content)
     state = copied({"best": None, "parts": [segment]})
     directory.mkdir(parents=True, exist_ok=True)
-    return files.write(directory, 1, metadata(), state, {segment.name: kept or content})
+    return files.write(directory, 1, metadata(), state, {segment.name: content}, shared)
 
 
 def test_a_segment_is_a_file_of_its_own(tmp_path):
@@ -305,13 +305,13 @@ def test_a_segment_is_a_file_of_its_own(tmp_path):
 
 def test_a_kept_segment_has_the_digest_that_was_written(tmp_path):
     first = with_segment(tmp_path, {"x": torch.arange(3)})
-    kept = files.kept_segments(first)["a-0-1"]
-    second = with_segment(tmp_path, {}, kept)
-    assert (second / "a-0-1.segment.pt").samefile(kept.path)
-    content = bytearray(kept.path.read_bytes())
+    kept = first / "a-0-1.segment.pt"
+    second = with_segment(tmp_path, None, first)
+    assert (second / "a-0-1.segment.pt").samefile(kept)
+    content = bytearray(kept.read_bytes())
     content[10] ^= 1
-    kept.path.write_bytes(content)
-    third = with_segment(tmp_path, {}, kept)
+    kept.write_bytes(content)
+    third = with_segment(tmp_path, None, first)
     for path in (first, second, third):
         with pytest.raises(CheckpointError, match=r"a-0-1\.segment\.pt does not have the digest"):
             read(path)
@@ -326,8 +326,8 @@ def test_only_files_of_the_folder_are_kept(tmp_path):
     )
     (tmp_path / "secret.segment.pt").touch()
     (path / "b.segment.pt").symlink_to(tmp_path / "secret.segment.pt")
-    assert list(files.kept_segments(path)) == ["a-0-1"]
-    assert files.kept_segments(tmp_path / "nothing") == {}
+    assert files.kept_segments(path) == {"a-0-1"}
+    assert files.kept_segments(tmp_path / "nothing") == frozenset()
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "A", "a.b", "a" * 101, "\udcff"])

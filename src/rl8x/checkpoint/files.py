@@ -6,9 +6,8 @@
         *.segment.pt      segments of large states by name, each such a file
         SHA256SUMS        digests of all of them, as `sha256sum -c SHA256SUMS` checks them
 
-The folder is written under a hidden name, synced, and renamed. A segment that the checkpoint before has is a hard link
-to its file, so that each folder is whole and costs what is new. Nothing in it is ever unpickled beyond what
-`weights_only=True` admits, and no path is ever taken from it. docs/checkpoints.md describes the format.
+It is written under a hidden name, synced, and renamed. A segment of the checkpoint before is a hard link to its file.
+Nothing is unpickled beyond what `weights_only=True` admits, and no path is taken from a file.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import re
 import shutil
 import types
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Final, TypedDict, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.files import one_line
-from rl8x.config.spec import FIELDS, AlgorithmSpec, EnvSpec, RunSpec
+from rl8x.config.spec import FIELDS, RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
@@ -45,6 +44,7 @@ DESCRIPTION: Final = "checkpoint.json"
 FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
 STATE: Final = "state.pt"
+_STATUSES: Final = ("RUNNING", "KILLED", "FINISHED")
 _WORDS: Final = {
     str: "a text",
     int: "a whole number",
@@ -89,7 +89,7 @@ class Metadata(TypedDict):
     version: int
     created: str
     versions: dict[str, str]
-    status: Literal["RUNNING", "KILLED", "FINISHED"]
+    status: str
     stop_reason: str | None
     counters: dict[str, int]
     run: Tracked
@@ -136,12 +136,6 @@ class State(TypedDict):
     torch_generators: dict[str, Any]
 
 
-def as_built(resolved: Resolved) -> RunSpec:
-    """Return a spec with all that an algorithm was built with, to compare it with another's."""
-    algorithm = AlgorithmSpec(algorithm=resolved["algorithm"], algorithm_config=resolved["config"])
-    return RunSpec(env=EnvSpec(env=resolved["env_class"] or ""), algorithm=algorithm)
-
-
 def checked_state(state: dict[str, Any]) -> State:
     """Return a checkpoint's state, if it is that of a run."""
     _check(state, State, "", STATE)
@@ -156,12 +150,16 @@ def checked(data: Any) -> Metadata:
     if type(version) is not int or version > VERSION:
         raise CheckpointError(f"its format has version {version!r}, and this rl8x reads up to {VERSION}: update rl8x")
     _check(data, Metadata, "", DESCRIPTION)
-    metadata = cast("Metadata", data)
+    metadata, odd = cast("Metadata", data), None
+    if metadata["status"] not in _STATUSES:
+        odd = f"`status` must be {' or '.join(map(repr, _STATUSES))}; got {metadata['status']!r:.80}"
     for counter in (keys.STEPS, metadata["resolved"]["clock"]):
         if counter not in metadata["counters"]:
-            raise CheckpointError(f"{DESCRIPTION} is odd: `counters` have no {counter!r}")
+            odd = f"`counters` have no {counter!r}"
     if len(metadata["resolved"]["spaces"]) != 2:
-        raise CheckpointError(f"{DESCRIPTION} is odd: `resolved.spaces` must be two, of observations and actions")
+        odd = "`resolved.spaces` must be two, of observations and actions"
+    if odd is not None:
+        raise CheckpointError(f"{DESCRIPTION} is odd: {odd}")
     spec_of(metadata)
     return metadata
 
@@ -177,36 +175,25 @@ def spec_of(metadata: Metadata) -> RunSpec:
         raise CheckpointError(f"{DESCRIPTION} is odd: `spec`: {error}") from None
 
 
-def _check(value: Any, kind: Any, name: str, file: str) -> None:
+def _check(value: Any, hint: Any, name: str, file: str) -> None:
     """Raise `CheckpointError` unless a value is of the kind that a type hint says."""
-    kinds = get_args(kind) if get_origin(kind) is types.UnionType else (kind,)
-    found = next((each for each in kinds if _is_of(value, each)), None)
-    if found is None:
-        legal = " or ".join(map(_word, kinds))
+    hints = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
+    kinds = [dict if is_typeddict(each) else get_origin(each) or each for each in hints]
+    if Any in kinds or (type(value) is int and float in kinds):  # JSON writes some floats as whole numbers
+        return
+    if type(value) not in kinds:
+        legal = " or ".join(_WORDS[kind] for kind in kinds)
         raise CheckpointError(f"{file} is odd: `{name}` must be {legal}; got {value!r:.80}")
-    if is_typeddict(found):
-        for key, hint in get_type_hints(found).items():
+    hint = hints[kinds.index(type(value))]
+    if is_typeddict(hint):
+        for key, each in get_type_hints(hint).items():
             dotted = f"{name}.{key}".removeprefix(".")
             if key not in value:
                 raise CheckpointError(f"{file} is odd: `{dotted}` is missing")
-            _check(value[key], hint, dotted, file)
-    elif get_origin(found) in (dict, list):
+            _check(value[key], each, dotted, file)
+    elif isinstance(value, dict | list):
         for place, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check(item, get_args(found)[-1], f"{name}[{place!r}]", file)
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind, whatever is in it; JSON writes some floats as whole numbers."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    outer = dict if is_typeddict(kind) else get_origin(kind) or kind
-    return outer is Any or type(value) is outer or (outer is float and type(value) is int)
-
-
-def _word(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(map(repr, get_args(kind)))
-    return _WORDS[dict if is_typeddict(kind) else get_origin(kind) or kind]
+            _check(item, get_args(hint)[-1], f"{name}[{place!r}]", file)
 
 
 # -- its files
@@ -247,37 +234,18 @@ class Checkpoint:
         return os.path.isdir(source) and os.path.samefile(source, self.path)
 
 
-class KeptSegment(NamedTuple):
-    """A segment of a checkpoint, which later ones may share: its file, and the digest that was written."""
-
-    path: Path
-    digest: str
-
-
-def kept_segments(path: Path) -> dict[str, KeptSegment]:
-    """Return the segments of a verified checkpoint by name; none if the checkpoint has been removed."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
-        kept = ((name, f"{name}{_SEGMENT}", digest) for name, digest in _segment_digests(path).items())
-        return {name: KeptSegment(path / file, digest) for name, file, digest in kept if file in present}
-    return {}
-
-
-def _segment_digests(path: Path) -> dict[str, str]:
-    """Return the digests that a checkpoint lists of its segments, by name."""
-    entries = [line.partition("  ") for line in (path / SUMS).read_text(encoding="ascii").splitlines()]
-    found = {file.removesuffix(_SEGMENT): digest for digest, _, file in entries if file.endswith(_SEGMENT)}
-    return {name: digest for name, digest in found.items() if is_segment_name(name)}
-
-
 def write(
     directory: Path,
     steps: int,
     metadata: Mapping[str, Any],
     state: Any,
-    segments: Mapping[str, KeptSegment | Content] | None = None,
+    segments: Mapping[str, Content | None] = types.MappingProxyType({}),
+    shared: Path | None = None,
 ) -> Path:
-    """Write a checkpoint of what `tree.copied` returned to a run's folder atomically; return its own folder."""
+    """Write a checkpoint of what `tree.copied` returned to a run's folder atomically; return its own folder.
+
+    Segments without content are those of the checkpoint `shared`, which keep the digests that were written.
+    """
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
@@ -286,8 +254,16 @@ def write(
         description = checked({"format": FORMAT, "version": VERSION, **hide_in_data(metadata)})
         _write(unfinished / STATE, state)
         write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
-        known = _write_segments(unfinished, segments or {})
-        write_synced(unfinished / SUMS, _sums(unfinished, segments or (), known).encode())
+        known = {}
+        for name, content in segments.items():
+            file = f"{name}{_SEGMENT}"
+            if content is None:
+                assert shared is not None
+                link_or_copy(shared / file, unfinished / file)
+                known[file] = _segment_digests(shared)[name]
+            else:
+                _write(unfinished / file, dict(content))
+        write_synced(unfinished / SUMS, _sums(unfinished, segments, known).encode())
         sync_folder(unfinished)
         os.rename(unfinished, target)
     except BaseException:
@@ -303,17 +279,24 @@ def _write(path: Path, content: Any) -> None:
     write_synced(path, buffer.getbuffer(), mode=0o600)
 
 
-def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content]) -> dict[str, str]:
-    """Link or write segments into a folder; return the digests of those that were linked, by file name."""
-    known = {}
-    for name, segment in segments.items():
-        file = f"{name}{_SEGMENT}"
-        if isinstance(segment, KeptSegment):
-            link_or_copy(segment.path, folder / file)
-            known[file] = segment.digest
-        else:
-            _write(folder / file, dict(segment))
-    return known
+def kept_segments(path: Path) -> frozenset[str]:
+    """Return the segments of a verified checkpoint, which later ones may share; none if it has been removed."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
+        return frozenset(name for name in _segment_digests(path) if f"{name}{_SEGMENT}" in present)
+    return frozenset()
+
+
+def _segment_digests(path: Path) -> dict[str, str]:
+    """Return the digests that a checkpoint lists of its segments, by name."""
+    entries = [line.partition("  ") for line in (path / SUMS).read_text(encoding="ascii").splitlines()]
+    found = {file.removesuffix(_SEGMENT): digest for digest, _, file in entries if file.endswith(_SEGMENT)}
+    return {name: digest for name, digest in found.items() if is_segment_name(name)}
+
+
+def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
+    """Return the digests of a checkpoint's files; those that are known are not computed."""
+    return sums_of(folder, (DESCRIPTION, STATE, *sorted(f"{segment}{_SEGMENT}" for segment in segments)), known)
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
@@ -327,11 +310,20 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     """
     folder = Path(path)
     with _named(folder):
-        metadata = _description(folder)
-        segments = _segment_digests(folder)
+        metadata, segments = _description(folder), _segment_digests(folder)
         if (wrong := wrong_sums(folder, _sums(folder, segments))) is not None:
             raise CheckpointError(wrong)
-        return Checkpoint(folder, metadata, _state(folder, segments))
+
+        def segment(name: str) -> Segment:
+            if name not in segments:
+                raise CheckpointError(f"{name}{_SEGMENT} is missing")
+            return Segment(name, functools.partial(_content, folder, name))
+
+        try:
+            state = with_segments(_load(folder / STATE), segment)
+        except (TypeError, RecursionError) as error:
+            raise CheckpointError(f"{STATE} holds something other than tensors ({one_line(error):.120})") from None
+        return Checkpoint(folder, metadata, state)
 
 
 @contextlib.contextmanager
@@ -377,19 +369,6 @@ def _load(path: Path) -> dict[str, Any]:
     return content
 
 
-def _state(folder: Path, segments: Collection[str]) -> dict[str, Any]:
-    def segment(name: str) -> Segment:
-        if name not in segments:
-            raise CheckpointError(f"{name}{_SEGMENT} is missing")
-        return Segment(name, functools.partial(_content, folder, name))
-
-    try:
-        state: dict[str, Any] = with_segments(_load(folder / STATE), segment)
-    except (TypeError, RecursionError) as error:
-        raise CheckpointError(f"{STATE} holds something other than tensors ({one_line(error):.120})") from None
-    return state
-
-
 def _content(path: Path, name: str) -> Content:
     """Load a segment of a checkpoint whose digests have been verified."""
     with _named(path):
@@ -409,6 +388,10 @@ def listed(directory: str | os.PathLike[str]) -> list[Path]:
     if not os.path.isdir(directory):  # not Path.is_dir(), which raises at a name that is too long
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[0])
 
 
 def is_place(path: Path) -> bool:
@@ -438,13 +421,3 @@ def tidy(directory: Path) -> None:
     for path in directory.glob(".*"):
         if path.name.startswith((_UNFINISHED, _REMOVED)):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.split("-")[0])
-
-
-def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
-    """Return the digests of a checkpoint's files; those that are known are not computed."""
-    files = (DESCRIPTION, STATE, *sorted(f"{segment}{_SEGMENT}" for segment in segments))
-    return sums_of(folder, files, known)

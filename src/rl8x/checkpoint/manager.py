@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import math
 import os
 import platform
@@ -12,7 +11,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import torch
 
 from rl8x import __version__, keys
 from rl8x.checkpoint import files
-from rl8x.checkpoint.files import Best, Checkpoint, good, listed
+from rl8x.checkpoint.files import Best, Checkpoint, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import check_writable, sync_folder
@@ -45,9 +44,10 @@ class CheckpointManager:
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
             raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
         self.key = uuid.uuid4().hex  # the run's own, which tells its checkpoints from another's
-        # The best value so far of `Checkpoints.best`, and that of the best checkpoint.
+        # The best value so far of `Checkpoints.best`, that of the best checkpoint, and the checkpoint.
         self.best: Best | None = None
         self._written_best: Best | None = None
+        self.best_path: Path | None = None
         # None saves only if the run is stored on disk, so that a MemoryTracker's run leaves no files.
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
@@ -61,7 +61,6 @@ class CheckpointManager:
         self._written: Path | None = None
         # The last checkpoint that was written or resumed from: it is valid, and later ones share its segments.
         self._shared: Path | None = None
-        self.best_path: Path | None = None
         self._last_save = time.monotonic()
 
     @property
@@ -93,13 +92,10 @@ class CheckpointManager:
     def check(self) -> bool:
         """Return whether checkpoints will be written; raise if the folder cannot be used. Changes nothing."""
         directory = self.directory or self.root
-        if directory is None:
-            return False
-        try:
-            check_writable(directory)
-        except OSError as error:
-            raise _cannot_hold(directory, error) from None
-        return True
+        if directory is not None:
+            with _for_checkpoints(directory):
+                check_writable(directory)
+        return directory is not None
 
     @property
     def is_open(self) -> bool:
@@ -117,12 +113,10 @@ class CheckpointManager:
     def _locked(self, directory: Path, wait_s: float) -> FolderLock:
         """Make and lock a folder for this run, and remove leftovers in it; raises as `take`."""
         lock = FolderLock(directory)
-        try:
+        with _for_checkpoints(directory):
             directory.mkdir(parents=True, exist_ok=True)
             if not lock.acquire(wait_s):
                 raise CheckpointError(f"{directory} is in use by {lock.owner()}; wait for it or end it")
-        except OSError as error:
-            raise _cannot_hold(directory, error) from None
         try:
             self._look_around(directory)
         except CheckpointError:
@@ -243,20 +237,19 @@ class CheckpointManager:
         if not self.is_open or self.options is None:
             return False
         every, minutes = self.options.every_steps, self.options.every_minutes
-        if every is not None and steps % every == 0:
-            return True
-        return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
+        by_time = minutes is not None and time.monotonic() - self._last_save >= minutes * 60
+        return by_time or (every is not None and steps % every == 0)
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
         """Return whether the `fresh` metrics of a row have a new best value of `Checkpoints.best`."""
-        metric, mode = (None, "max") if self.options is None else (self.options.best, self.options.mode)
-        if not self.is_open or metric is None or metric not in fresh or not math.isfinite(stats[metric]):
+        metric, options, best = self.best_metric, self.options, self.best
+        if not self.is_open or options is None or metric not in fresh or not math.isfinite(stats[metric]):
             return False
-        value, best = stats[metric], self.best
-        comparable = best is not None and (best["metric"], best["mode"]) == (metric, mode)
-        if best is not None and comparable and (value <= best["value"] if mode == "max" else value >= best["value"]):
+        value, sign = stats[metric], 1 if options.mode == "max" else -1
+        comparable = best is not None and (best["metric"], best["mode"]) == (metric, options.mode)
+        if best is not None and comparable and sign * value <= sign * best["value"]:
             return False
-        self.best = {"metric": metric, "mode": mode, "value": value, "steps": steps}
+        self.best = {"metric": metric, "mode": options.mode, "value": value, "steps": steps}
         return True
 
     def forget_best(self, is_other: Callable[[str], bool]) -> None:
@@ -266,16 +259,12 @@ class CheckpointManager:
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
         """Copy a state, and write the copy in a thread, after the previous one; metadata gets time and versions."""
-        self.wait()
-        if self.options is None or self._directory is None or self._lock is None or not self.is_open:
+        kept = self.kept_segments
+        if self.options is None or self._directory is None or not self.is_open:
             return
-        place, shared = self._lock.place, self._shared
-        if shared is not None and shared.parent == self._directory:
-            shared = place / shared.name
         try:
             saved = copied(state)
-            kept = {} if shared is None else files.kept_segments(shared)
-            segments = {segment.name: kept.get(segment.name) or segment.content() for segment in segments_in(state)}
+            segments = {each.name: None if each.name in kept else each.content() for each in segments_in(state)}
         except TypeError as error:
             self.skip(steps, error)
             return
@@ -285,40 +274,42 @@ class CheckpointManager:
             **metadata,
             "is_best": is_best,
         }
-        write = functools.partial(files.write, place, steps, metadata, saved, segments)
-        arguments = (write, place, self._directory, steps, is_best, self.best)
+        arguments = (steps, metadata, saved, segments, self.best)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
 
     @property
     def kept_segments(self) -> frozenset[str]:
-        """The segments of all ranks that the next checkpoint can share."""
+        """The segments of all ranks that the next checkpoint can share, once nothing is being written."""
         self.wait()
-        return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
+        return frozenset() if self._shared is None else files.kept_segments(self._shared)
 
     def skip(self, steps: int, reason: object) -> None:
         """Warn that there is no checkpoint of a step, which is then not the best that is kept."""
         self.best = self._written_best
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
-    def _write(
-        self, write: Callable[[], Path], place: Path, directory: Path, steps: int, is_best: bool, best: Any
-    ) -> None:
-        """Write a checkpoint to its folder, by a `place` that leads there if the folder is moved meanwhile."""
+    def _write(self, steps: int, metadata: Mapping[str, Any], state: Any, segments: Any, best: Best | None) -> None:
+        """Write a checkpoint by paths that hold if the folder is moved meanwhile; `best` is the value so far."""
         assert self.options is not None
+        assert self._directory is not None
+        assert self._lock is not None
+        directory, place, shared = self._directory, self._lock.place, self._shared
+        if shared is not None and shared.parent == directory:
+            shared = place / shared.name
         try:
             # A resumed run does not log earlier rows again, so they must be on disk before the checkpoint is.
             getattr(self._tracker, "sync_to_disk", lambda: None)()
-            path = directory / write().name
+            path = directory / files.write(place, steps, metadata, state, segments, shared).name
         except (OSError, ValueError, TypeError) as error:
             why = str(error).replace(str(place), str(directory))
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, why)
-            if is_best and self.best is best:
+            if metadata["is_best"] and self.best is best:
                 self.best = self._written_best  # so that the next row better than the written best is saved
             return
         self._written = self._shared = path
-        if is_best:
+        if metadata["is_best"]:
             self.best_path, self._written_best = path, best
         kept = {path.name for path in listed(place)[-self.options.keep :]} | {self.best_path and self.best_path.name}
         for old in listed(place):
@@ -336,7 +327,7 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest valid checkpoint of this run, and of the course that it is on."""
         self.wait()
-        for checkpoint in () if self.directory is None else good(self.directory):
+        for checkpoint in () if self.directory is None else files.good(self.directory):
             if checkpoint.metadata["run"]["key"] == self.key and checkpoint.path.name not in self._left:
                 self._shared = checkpoint.path
                 return checkpoint
@@ -345,22 +336,25 @@ class CheckpointManager:
     def write_text(self, name: str, text: str) -> Path | None:
         """Write a file for people beside the checkpoints; return its path, None if there are none or writing fails."""
         self.wait()
-        directory = self.directory
-        if self.options is None or directory is None:
-            return None
-        with contextlib.suppress(OSError):
-            directory.mkdir(parents=True, exist_ok=True)
-            path = directory / name
-            path.write_text(text)
-            return path
+        if self.options is not None and self.directory is not None:
+            with contextlib.suppress(OSError):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                path = self.directory / name
+                path.write_text(text)
+                return path
         return None
 
 
-def _cannot_hold(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
-        "checkpoints.directory=FOLDER, in a script Checkpoints(directory=...), or change to one that can be written"
-    )
+@contextlib.contextmanager
+def _for_checkpoints(directory: Path) -> Iterator[None]:
+    """Say what to do where the system refuses a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
+            "checkpoints.directory=FOLDER, in a script Checkpoints(directory=...), or change to one that can be written"
+        ) from None
 
 
 def _names(directory: Path) -> frozenset[str]:

@@ -1,7 +1,4 @@
-"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm.
-
-A public class of this module is a kind that run files have: `WallTime` is `wall_time` there.
-"""
+"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import re
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rl8x import keys
@@ -85,13 +82,6 @@ class _Patient(_OnMetric):
     """A condition that is met when something held for `patience` fresh values in a row, after the first `after`.
 
     A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
-
-    Args:
-        name: The metric.
-        patience: How often in a row, at least 1.
-        rtol: The difference from what a value is compared with that does not count, relative to that, at least 0.
-        atol: The same in the metric's unit, at least 0.
-        after: How many of the metric's first values are left out, at least 0.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
@@ -128,12 +118,12 @@ class _Patient(_OnMetric):
         return self.count >= self.patience
 
     def _margin(self, reference: float) -> float:
-        """Return the difference from a reference that does not count: `max(atol, rtol * |reference|)`."""
+        """Return the difference from a reference that does not count."""
         return max(self.atol, self.rtol * abs(reference))
 
     @abstractmethod
     def holds(self, value: float) -> bool:
-        """Return whether a fresh value counts, compared with those before; keep what the next is compared with.
+        """Return whether a fresh value counts, compared with those before.
 
         Args:
             value: A fresh value of the metric.
@@ -176,50 +166,14 @@ class Plateau(_Patient):
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
         if len(self.values) < 2 * size:
             return False
-        before, now = _mean(self.values[:size]), _mean(self.values[size:])
+        try:  # by `fsum`, which does not depend on the order of the values
+            before, now = (math.fsum(window) / size for window in (self.values[:size], self.values[size:]))
+        except OverflowError:
+            return False
         return abs(now - before) <= self._margin(before)
 
 
-def _mean(values: Sequence[float]) -> float:
-    """The mean, which does not depend on the order of the values; NaN where their sum is no float."""
-    try:
-        return math.fsum(values) / len(values)
-    except OverflowError:
-        return math.nan
-
-
-class _StopsImproving(_Patient):
-    """Met when the metric was no better than its best value so far `patience` times in a row."""
-
-    sign: ClassVar[int]
-    """1 where higher is better, -1 where lower is."""
-
-    def start(self) -> None:
-        """Forget all values."""
-        super().start()
-        self.reference: float | None = None
-
-    def holds(self, value: float) -> bool:
-        """Compare with the best value so far, which only one that is better by the margin replaces."""
-        best = self.reference
-        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
-            return True
-        self.reference = value
-        return False
-
-
-class StopsDecreasing(_StopsImproving):
-    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
-
-        value < lowest - max(atol, rtol * |lowest|)
-
-    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in the place of higher.
-    """
-
-    sign = -1
-
-
-class StopsIncreasing(_StopsImproving):
+class StopsIncreasing(_Patient):
     """Met when the metric did not rise above its highest value so far `patience` times in a row: no improvement.
 
         value > highest + max(atol, rtol * |highest|)
@@ -235,7 +189,31 @@ class StopsIncreasing(_StopsImproving):
         after: How many of the metric's first values are left out, at least 0.
     """
 
-    sign = 1
+    sign: ClassVar = 1
+
+    def start(self) -> None:
+        """Forget all values."""
+        super().start()
+        self.reference: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Compare with the best value so far, which only one that is better by the margin replaces."""
+        best = self.reference
+        if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
+            return True
+        self.reference = value
+        return False
+
+
+class StopsDecreasing(StopsIncreasing):
+    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
+
+        value < lowest - max(atol, rtol * |lowest|)
+
+    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in the place of higher.
+    """
+
+    sign: ClassVar = -1
 
 
 def _seconds(duration: float | str) -> float:
@@ -341,15 +319,11 @@ class NonFinite(Condition):
         return f"{self!r}: {', '.join(culprits[:5])}{more}"
 
 
-EvaluationName = Callable[[str], str | None]
-"""Maps a metric of a training row to the metric of an evaluation that measures the same.
+def _on_evaluation(condition: Condition, evaluation_name: Callable[[str], str | None]) -> Condition | None:
+    """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it.
 
-A metric that does not come from collecting, such as a loss, is mapped to itself, and one that evaluations have no
-equivalent of to None."""
-
-
-def _on_evaluation(condition: Condition, evaluation_name: EvaluationName) -> Condition | None:
-    """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it."""
+    `evaluation_name` keeps a metric that does not come from collecting, and has None for one without an equivalent.
+    """
     form: Any = copy.copy(condition)  # a user's subclass may have another constructor
     match condition:
         case _Bound():
@@ -402,7 +376,7 @@ class Confirmed(Condition):
         elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
             raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
         self.test = self.by
-        self._trainer: Callable[[], Any] = _nobody
+        self._trainer: weakref.ref[Any] | None = None  # the trainer may be gone before the condition
         self._measured: Mapping[str, float] = {}
 
     @property
@@ -420,7 +394,7 @@ class Confirmed(Condition):
         super().bind(trainer)
         if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
-        self._trainer = weakref.ref(trainer)  # which may be gone before the condition
+        self._trainer = weakref.ref(trainer)
         if self.by is not None:
             return
         self.test = _on_evaluation(self.condition, trainer.evaluation_name)
@@ -442,7 +416,7 @@ class Confirmed(Condition):
         # A callable may be met on one rank alone, and all have to evaluate.
         if not ranks().any("what is to be confirmed", bool(verdict)):
             return verdict
-        trainer = self._trainer()
+        trainer = None if self._trainer is None else self._trainer()
         if trainer is None or self.test is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
         for _ in range(self.evaluations):
@@ -457,7 +431,7 @@ class Confirmed(Condition):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: all but the trainer, which the copy's own run gives it."""
-        return {**vars(self), "_trainer": _nobody}
+        return {**vars(self), "_trainer": None}
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: what it measured is of one row."""
@@ -468,10 +442,6 @@ class Confirmed(Condition):
         names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
         row = _joined(self._measured, stats)
         return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
-
-
-def _nobody() -> None:
-    """No trainer, in the form of a reference to one."""
 
 
 def is_collected(name: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import re
 import tomllib
@@ -28,9 +29,8 @@ from rl8x.models import Model
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
-# rl8's names for the same
+# rl8's names for the same.
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
-_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
 UNWRITABLE: Final = "$unwritable"
 """Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
@@ -80,7 +80,6 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
 
 
 def _parse(text: str, suffix: str) -> Any:
-    """Parse a text; everything that is wrong with it is a ValueError."""
     if suffix == ".json":
         return json.loads(text, object_pairs_hook=_unique)
     if suffix == ".toml":
@@ -106,20 +105,20 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {shortened(next(name for name in names if names.count(name) > 1))} occurs twice")
+    data: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in data:
+            raise ValueError(f"the key {shortened(name)} occurs twice")
+        data[name] = value
     return data
 
 
 def _check_plain(value: Any, where: str) -> None:
     """Refuse what is not plain data, or so deep or large that it cannot be meant."""
-    budget = [MAX_VALUES]
+    count = itertools.count()
 
     def walk(value: Any, path: str, depth: int) -> None:
-        budget[0] -= 1
-        if depth > MAX_DEPTH or budget[0] < 0:
+        if depth > MAX_DEPTH or next(count) > MAX_VALUES:
             raise ValueError(f"{where}: {path or 'the file'} is nested too deeply or too large.")
         if isinstance(value, dict):
             for name, item in value.items():
@@ -202,11 +201,8 @@ def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> di
 
 def hyperparameter_aliases(hyperparameters: Collection[str]) -> dict[str, str]:
     """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
-    return {
-        alias: name
-        for alias, name in _HYPERPARAMETER_ALIASES.items()
-        if name in hyperparameters and alias not in hyperparameters
-    }
+    aliases = {"model_cls": "model", "distribution_cls": "distribution"}
+    return {alias: name for alias, name in aliases.items() if name in hyperparameters and alias not in hyperparameters}
 
 
 def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
@@ -280,26 +276,16 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
             "class, such as my_module.MyConfig."
         )
     cls = import_named(name, trust=trust)
-    if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
-        raise ValueError(
-            f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}{_config_hint(cls)}."
-        )
-    return cls
-
-
-def _config_hint(named: object) -> str:
-    """Return which config class, before those that only preset another one, builds an algorithm that was named."""
-    if not isinstance(named, type) or not issubclass(named, GenericAlgorithmBase):
-        return ""
-    paths = (dotted_path(cls) for cls in _below(AlgorithmConfig) if cls.algorithm is named)
-    path = next(filter(None, paths), None)
-    return f", which is an algorithm. Name its config: {path}" if path else ", an algorithm that no config builds"
-
-
-def _below(cls: type[AlgorithmConfig]) -> Iterator[type[AlgorithmConfig]]:
-    for each in cls.__subclasses__():
-        yield each
-        yield from _below(each)
+    if isinstance(cls, type) and issubclass(cls, AlgorithmConfig):
+        return cls
+    hint = ""
+    if isinstance(cls, type) and issubclass(cls, GenericAlgorithmBase):
+        configs: list[type[AlgorithmConfig]] = [AlgorithmConfig]
+        for config in configs:  # those that only preset another one come after that
+            configs += config.__subclasses__()
+        path = next(filter(None, (dotted_path(config) for config in configs if config.algorithm is cls)), None)
+        hint = f", which is an algorithm. Name its config: {path}" if path else ", an algorithm that no config builds"
+    raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}{hint}.")
 
 
 def restored(value: Any, trust: Trust) -> Any:
