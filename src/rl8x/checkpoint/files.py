@@ -308,9 +308,9 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
-    folder = Path(path)
+    folder, metadata = Path(path), describe(path)
     with _named(folder):
-        metadata, segments = _description(folder), _segment_digests(folder)
+        segments = _segment_digests(folder)
         if (wrong := wrong_sums(folder, _sums(folder, segments))) is not None:
             raise CheckpointError(wrong)
 
@@ -347,15 +347,11 @@ def describe(path: str | os.PathLike[str]) -> Metadata:
         CheckpointError: If its description cannot be read.
     """
     with _named(path):
-        return _description(Path(path))
-
-
-def _description(path: Path) -> Metadata:
-    try:
-        data = json.loads((path / DESCRIPTION).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{DESCRIPTION} is damaged ({one_line(error)})") from None
-    return checked(data)
+        try:
+            data = json.loads((Path(path) / DESCRIPTION).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{DESCRIPTION} is damaged ({one_line(error)})") from None
+        return checked(data)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -109,14 +109,14 @@ def build_algorithm(
     check_names(overrides, config_class)
     _check_known(values, config_class)
     if only_acts and resolved["env_class"] is None and hasattr(config_class, "dataset"):
-        values["dataset"] = Dataset.stand_in(*spaces_of(resolved))
+        values["dataset"] = Dataset.stand_in(*_spaces_of(resolved))
     config: Any = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
     if not only_acts:
         return spec.build(config, maker)
     if maker is None and resolved["env_class"] is not None:
         episodic, device = not resolved["state_reset_every"], resolve_device(config.device)
         problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
-        spaces, arguments = spaces_of(resolved), (resolved["policy"] or {}).get("arguments", {})
+        spaces, arguments = _spaces_of(resolved), (resolved["policy"] or {}).get("arguments", {})
         agents = [str(i) for i in range((arguments.get("model_config") or {}).get("separate", 0))]  # with own weights
         team = Team(agents, "the environment") if agents else None
         maker = StandIn(config.num_envs, *spaces, episodic=episodic, problem=problem, device=device, team=team)
@@ -133,8 +133,7 @@ def env_maker_of(spec: RunSpec, trust: bool) -> Any:
     return spec.env.maker(trust)
 
 
-def spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
-    """Return the spaces of observations and actions."""
+def _spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
     try:
         return [space_from_plain(space or {}) for space in resolved["spaces"]]
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -279,29 +278,6 @@ def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Check
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
-    checkpoint = _find(source, auto)
-    return _best(checkpoint) if best else checkpoint
-
-
-def _best(checkpoint: Checkpoint) -> Checkpoint:
-    """Read the best checkpoint of the run that one is of."""
-    paths = files.listed(checkpoint.path.parent)
-    described = {path: files.describe(path) for path in paths}
-    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
-    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
-    newest = checkpoint if checkpoint.path.name == paths[-1].name else files.read(paths[-1])
-    known = newest.state["best"]
-    path = None if known is None else best.get(known["steps"])
-    if path is None:
-        raise CheckpointError(
-            f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
-            "as checkpoints={'best': 'eval/returns/mean'}, or take the last"
-        )
-    return files.read(path)
-
-
-def _find(source: str | Path, auto: bool) -> Checkpoint:
-    """Find the newest checkpoint of a run, or the one at a path."""
     path = Path(source)
     if path.suffix == SUFFIX and os.path.isfile(path):
         raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")
@@ -311,13 +287,29 @@ def _find(source: str | Path, auto: bool) -> Checkpoint:
     try:
         if not os.path.isdir(path):
             raise CheckpointError(f"there is no checkpoint {path}")
-        return files.read(path)
+        checkpoint = files.read(path)
     except CheckpointError as error:
         other = next(files.good(path.parent, besides=path), None)
-        if other is not None and auto:
-            return other
-        hint = "there is no good one beside it" if other is None else f"the newest good one is {other.path}"
-        raise CheckpointError(f"{error}; {hint}") from None
+        if other is None or not auto:
+            hint = "there is no good one beside it" if other is None else f"the newest good one is {other.path}"
+            raise CheckpointError(f"{error}; {hint}") from None
+        checkpoint = other
+    return _best(checkpoint.path.parent) if best else checkpoint
+
+
+def _best(folder: Path) -> Checkpoint:
+    """Read the best checkpoint of a run's folder."""
+    paths = files.listed(folder)
+    described = {path: files.describe(path) for path in paths}
+    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
+    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
+    known = files.read(paths[-1]).state["best"]
+    if known is None or known["steps"] not in best:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is the best of a metric: train with a metric to save by, such as "
+            "checkpoints={'best': 'eval/returns/mean'}, or take the last"
+        )
+    return files.read(best[known["steps"]])
 
 
 def _folder_of_run(run: str) -> Path:

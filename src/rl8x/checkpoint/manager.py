@@ -141,18 +141,6 @@ class CheckpointManager:
             _log.warning("rl8x: %s was deleted with its checkpoints, and is made anew", self._directory)
         return self.is_open
 
-    def _follow(self) -> None:
-        """Go on in the folder where it is now, if somebody has moved it."""
-        before, lock = self._directory, self._lock
-        if lock is None or before is None or not lock.follow():
-            return
-        self._directory = now = lock.folder
-        paths = (self._written, self._shared, self.best_path)
-        self._written, self._shared, self.best_path = (
-            now / path.name if path is not None and path.parent == before else path for path in paths
-        )
-        _log.warning("rl8x: the checkpoints in %s were moved to %s, where the next ones go", before, now)
-
     def _look_around(self, directory: Path) -> None:
         """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
         best = dict[int, Path]()
@@ -321,7 +309,14 @@ class CheckpointManager:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._follow()
+        before, lock = self._directory, self._lock
+        if lock is not None and before is not None and lock.follow():
+            self._directory = now = lock.folder
+            self._written, self._shared, self.best_path = (
+                now / path.name if path is not None and path.parent == before else path
+                for path in (self._written, self._shared, self.best_path)
+            )
+            _log.warning("rl8x: the checkpoints in %s were moved to %s, where the next ones go", before, now)
         return self._written if self.is_open else None
 
     def last_good(self) -> Checkpoint | None:

@@ -1,8 +1,7 @@
 """States: nested dicts, lists and tuples of tensors, segments and plain values, as `torch.save` takes them.
 
-A checkpoint has the state of rank 0 in full, and the differences of the others. Environments, generators and replays
-are each rank's own; weights, optimizers and counters are alike. Nothing has to say which is which: of each rank those
-tensors are kept whose bits are not those of rank 0's at the same place.
+A checkpoint has the state of rank 0 in full, and of the others the tensors whose bits are not those of rank 0's at the
+same place: environments, generators and replays are each rank's own, weights, optimizers and counters are alike.
 """
 
 from __future__ import annotations
@@ -79,25 +78,20 @@ def with_segments(tree: Any, segment: Callable[[str], Segment]) -> Any:
     return mapped(restored, tree)
 
 
-def _leaves(tree: Any, kind: type) -> dict[str, Any]:
-    found = {}
-
-    def note(leaf: Any, path: str) -> None:
-        if isinstance(leaf, kind):
-            found[path] = leaf
-
-    mapped(note, tree)
-    return found
-
-
 def tensors_in(tree: Any) -> dict[str, Tensor]:
     """Return the tensors of a state by path, of any shapes."""
-    return _leaves(tree, Tensor)
+    return {path: leaf for path, leaf in _leaves(tree) if isinstance(leaf, Tensor)}
 
 
 def segments_in(tree: Any) -> list[Segment]:
     """Return the segments of a state."""
-    return list(_leaves(tree, Segment).values())
+    return [leaf for _, leaf in _leaves(tree) if isinstance(leaf, Segment)]
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    mapped(lambda leaf, path: leaves.append((path, leaf)), tree)
+    return leaves
 
 
 def clone(tree: Any) -> Any:
@@ -117,8 +111,12 @@ def _cloned(value: Any, _: str) -> Any:
 
 def packed(tree: Any) -> bytes:
     """Serialise a state without segments to bytes, for another rank."""
+    return _saved(copied(tree))
+
+
+def _saved(copied_tree: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(copied(tree), buffer)
+    torch.save(copied_tree, buffer)
     return buffer.getvalue()
 
 
@@ -131,36 +129,27 @@ def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
     """Return on rank 0 the other ranks' parts of a checkpoint, without the segments `kept` from the one before."""
     if ranks().size == 1:
         return {}
-    own = _copied_on_all(state)
-    first = ranks().first("the state to save", {path: _digest(tensor) for path, tensor in tensors_in(own).items()})
-    kept = set(ranks().first("the segments that are kept", list(kept)))
-    if ranks().is_first:
-        return {str(rank): _entry(content) for rank, content in enumerate(ranks().collect("states", b"")) if rank}
-
-    def different(leaf: Any, path: str) -> Any:
-        return AS_FIRST if isinstance(leaf, Tensor) and first.get(path) == _digest(leaf) else leaf
-
-    segments = {segment.name: {} if segment.name in kept else segment.content() for segment in segments_in(state)}
-    buffer = io.BytesIO()
-    torch.save([mapped(different, own), segments], buffer)
-    ranks().collect("states", buffer.getvalue())
-    return {}
-
-
-def _copied_on_all(state: Any) -> Any:
-    """Copy the state; if one rank cannot, raise on all."""
     own, problem = None, None
     try:
         own = copied(state)
     except TypeError as error:
         problem = str(error)
-    problems = ranks().share("what cannot be saved", problem)
-    if any(problems):
-        raise TypeError(next(filter(None, problems)))
-    return own
+    for each in filter(None, ranks().share("what cannot be saved", problem)):  # so that all ranks raise
+        raise TypeError(each)
+    first = ranks().first("the state to save", {path: _digest(tensor) for path, tensor in tensors_in(own).items()})
+    kept = set(ranks().first("the segments that are kept", list(kept)))
+    if ranks().is_first:
+        return {str(rank): _part(content) for rank, content in enumerate(ranks().collect("states", b"")) if rank}
+
+    def different(leaf: Any, path: str) -> Any:
+        return AS_FIRST if isinstance(leaf, Tensor) and first.get(path) == _digest(leaf) else leaf
+
+    segments = {segment.name: {} if segment.name in kept else segment.content() for segment in segments_in(state)}
+    ranks().collect("states", _saved([mapped(different, own), segments]))
+    return {}
 
 
-def _entry(content: bytes) -> Any:
+def _part(content: bytes) -> Any:
     """Return a rank's part of a checkpoint, given what the rank sent."""
     own, segments = unpacked(content)
     return with_segments(own, lambda name: Segment(name, lambda: segments[name]))

@@ -105,16 +105,12 @@ class _Patient(_OnMetric):
         if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
             self.seen += 1
             if self.seen > self.after:
-                self.count = self.count + 1 if self.holds(float(value)) else 0
+                self.count = self.count + 1 if self._holds(float(value)) else 0
         if self.seen <= self.after:
             return None
-        if self.is_met:
-            return True
-        return False if math.isfinite(value) else None
+        return self._is_met() or (False if math.isfinite(value) else None)
 
-    @property
-    def is_met(self) -> bool:
-        """Whether it is met by the values so far."""
+    def _is_met(self) -> bool:
         return self.count >= self.patience
 
     def _margin(self, reference: float) -> float:
@@ -122,12 +118,8 @@ class _Patient(_OnMetric):
         return max(self.atol, self.rtol * abs(reference))
 
     @abstractmethod
-    def holds(self, value: float) -> bool:
-        """Return whether a fresh value counts, compared with those before.
-
-        Args:
-            value: A fresh value of the metric.
-        """
+    def _holds(self, value: float) -> bool:
+        """Return whether a fresh value counts, compared with those before."""
 
 
 class Plateau(_Patient):
@@ -154,13 +146,11 @@ class Plateau(_Patient):
         super().start()
         self.values: list[float] = []
 
-    @property
-    def is_met(self) -> bool:
-        """Whether the means stay the same, or the last values are equal."""
+    def _is_met(self) -> bool:
         last = self.values[-self.patience - 1 :]
-        return super().is_met or (len(last) > self.patience and len(set(last)) == 1)
+        return super()._is_met() or (len(last) > self.patience and len(set(last)) == 1)
 
-    def holds(self, value: float) -> bool:
+    def _holds(self, value: float) -> bool:
         """Compare the means of the last two windows, once there are two; a value that is not finite empties them."""
         size = self.patience
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
@@ -196,7 +186,7 @@ class StopsIncreasing(_Patient):
         super().start()
         self.reference: float | None = None
 
-    def holds(self, value: float) -> bool:
+    def _holds(self, value: float) -> bool:
         """Compare with the best value so far, which only one that is better by the margin replaces."""
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
@@ -230,9 +220,7 @@ def _seconds(duration: float | str) -> float:
 
 
 class WallTime(Condition):
-    """Met when the run has taken so long; a resumed run goes on counting from where it was saved.
-
-    One of another duration, which a resume is given in its place, counts from the resume.
+    """Met when the run has taken so long; a resumed run goes on counting, unless the resume is given another duration.
 
     It is looked at once a row, and while a run waits for programs: a run ends with the first step that ends after it.
 
@@ -351,10 +339,8 @@ class Confirmed(Condition):
         condition: The condition on the rows, usually on train metrics.
         evaluations: How many evaluations must confirm it, at least 1.
         by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself on the
-            metrics by which the trainer's evaluations measure the same. `HitsUpperBound("episodes/returns/mean", 9)` is
-            confirmed by `HitsUpperBound("eval/returns/mean", 9)` where whole episodes are played; a horizon's
-            `returns/*` have nothing of the kind there, and are refused. Conditions that count rows have no such form,
-            plain callables neither: give `by`.
+            metrics by which the trainer's evaluations measure the same, such as `eval/returns/mean` for
+            `episodes/returns/mean`. Conditions that count rows, and plain callables, have no such form: give `by`.
 
     Raises:
         TypeError: If a condition is none.
@@ -385,12 +371,7 @@ class Confirmed(Condition):
         return self.condition.awaited_names
 
     def bind(self, trainer: object) -> None:
-        """Take the trainer that evaluates.
-
-        Raises:
-            TypeError: If it has no `evaluate_now`.
-            ValueError: If its evaluations measure something else than the condition reads.
-        """
+        """Take the trainer, whose evaluations must measure what the condition reads."""
         super().bind(trainer)
         if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
@@ -407,11 +388,7 @@ class Confirmed(Condition):
             )
 
     def judge(self, stats: Stats) -> Verdict:
-        """Judge the condition; where it is met, evaluate. There is no verdict where nothing could be measured now.
-
-        Raises:
-            RuntimeError: If it was bound to no trainer.
-        """
+        """Judge the condition; where it is met, evaluate. There is no verdict where nothing could be measured now."""
         verdict = self.condition.judge(stats)
         # A callable may be met on one rank alone, and all have to evaluate.
         if not ranks().any("what is to be confirmed", bool(verdict)):

@@ -27,8 +27,11 @@ from rl8x.plain import MAX_DEPTH
 
 _OF_KINDS: Final = "HitsLowerBound HitsUpperBound Plateau StopsDecreasing StopsIncreasing WallTime NonFinite Confirmed"
 # By the names that run files use, such as `wall_time`.
-_KINDS: Final[dict[str, type[Condition]]] = {"all": And, "any": Or, "not": Not} | {
-    re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower(): getattr(kinds, name) for name in _OF_KINDS.split()
+_KINDS: Final[dict[str, type[Condition]]] = {
+    "all": And,
+    "any": Or,
+    "not": Not,
+    **{re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower(): getattr(kinds, name) for name in _OF_KINDS.split()},
 }
 _WORDS: Final = r"(?:and|or|not)(?![^\s()'\"<>=!])"
 _DIGITS: Final = r"[0-9]+(?:_[0-9]+)*"

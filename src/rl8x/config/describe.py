@@ -19,46 +19,32 @@ from rl8x.plain import own_values
 
 def run_spec(algorithm: GenericAlgorithmBase[Any], trainer: TrainerSpec | None = None) -> RunSpec:
     """Describe how an algorithm and its trainer were made."""
-    return RunSpec(
-        env=env_spec(algorithm),
-        algorithm=algorithm_spec(algorithm.config),
-        trainer=TrainerSpec() if trainer is None else trainer,
-    )
+    config = algorithm_spec(algorithm.config)
+    return RunSpec(env=env_spec(algorithm), algorithm=config, trainer=trainer or TrainerSpec())
 
 
 def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
     """Describe what makes an algorithm's environment."""
-    factory = algorithm.env_factory
     if algorithm.env is None:
         return EnvSpec()
-    if factory is None:
-        return _unwritable_env("the environment was given as an instance")
-    made_by = registry.env_maker(factory, trust=True)
-    path = _path(made_by.func)
+    if algorithm.env_factory is None:
+        return EnvSpec(env=unwritable("the environment was given as an instance"))
+    made_by = registry.env_maker(algorithm.env_factory, trust=True)
+    maker, path = made_by.func, _path(made_by.func)
     args, kwargs = (to_plain(own_values(given), _form_for_env) for given in (list(made_by.args), made_by.arguments))
     if path is None:
-        return _unwritable_env("the environment is not made by a class or a function that is an attribute of a module")
+        why = "the environment is not made by a class or a function that is an attribute of a module"
+        return EnvSpec(env=unwritable(why))
     if args is NOT_PLAIN or kwargs is NOT_PLAIN:
-        return _unwritable_env("the environment's arguments cannot be saved to a file")
-    maker, first = made_by.func, args[0] if args else None
-    named = first[CLASS] if isinstance(first, dict) and set(first) == {CLASS} else None
+        return EnvSpec(env=unwritable("the environment's arguments cannot be saved to a file"))
     if registry.BUILTIN.get(getattr(maker, "__name__", "")) is maker and not args:
-        path = maker.__name__
-    elif (
-        maker is GymnasiumEnv
-        and len(args) == 1
-        and first not in [*registry.BUILTIN]
-        and not (named is not None and not isinstance(import_named(named, trust=True), type))
-    ):
-        path = str(named or first)
-    elif args:
-        kwargs = dict(zip(inspect.signature(maker).parameters, args, strict=False)) | kwargs
-    return EnvSpec(env=path, env_kwargs=kwargs)
-
-
-def _unwritable_env(why: str) -> EnvSpec:
-    env: Any = unwritable(why)
-    return EnvSpec(env=env)
+        return EnvSpec(env=maker.__name__, env_kwargs=kwargs)
+    if maker is GymnasiumEnv and len(args) == 1 and args[0] not in [*registry.BUILTIN]:
+        named = args[0][CLASS] if isinstance(args[0], dict) and set(args[0]) == {CLASS} else None
+        if named is None or isinstance(import_named(named, trust=True), type):
+            return EnvSpec(env=str(named or args[0]), env_kwargs=kwargs)
+    by_name = dict(zip(inspect.signature(maker).parameters, args, strict=False)) if args else {}
+    return EnvSpec(env=path, env_kwargs=by_name | kwargs)
 
 
 def algorithm_spec(config: AlgorithmConfig) -> AlgorithmSpec:

@@ -57,14 +57,24 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         ValueError: If it cannot be read, or is not a mapping of that kind.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise ValueError(f"{path}: a run file ends in {', '.join(SUFFIXES)}; got {path.suffix or 'no suffix'!r}.")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"too large: a run file has at most {_MAX_BYTES // 2**20} MiB")
-        data = _parse(content.decode("utf-8-sig"), path.suffix.lower())  # editors on Windows write a mark first
+        text = content.decode("utf-8-sig")  # editors on Windows write a mark first
+        if suffix == ".toml" and _DEEP_KEY.search(text):
+            raise ValueError(f"nested too deeply: a dotted key has at most {MAX_DEPTH} parts")
+        if suffix == ".toml":
+            data: Any = tomllib.loads(text)
+        elif suffix == ".json":
+            data = json.loads(text, object_pairs_hook=_unique)
+        else:
+            data = _parse_yaml(text)
+            data = {} if data is None else data
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
@@ -77,17 +87,6 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: a run file is a mapping, such as `env: CartPole`; got {shortened(data)}.")
     _check_plain(data, str(path))
     return data
-
-
-def _parse(text: str, suffix: str) -> Any:
-    if suffix == ".json":
-        return json.loads(text, object_pairs_hook=_unique)
-    if suffix == ".toml":
-        if _DEEP_KEY.search(text):
-            raise ValueError(f"nested too deeply: a dotted key has at most {MAX_DEPTH} parts")
-        return tomllib.loads(text)
-    data = _parse_yaml(text)
-    return {} if data is None else data
 
 
 def _parse_yaml(text: str) -> Any:
@@ -231,7 +230,7 @@ def shortened(value: object) -> str:
 # -- what no file can hold
 
 
-def unwritable(why: str) -> dict[str, str]:
+def unwritable(why: str) -> Any:
     """Return what stands for a value that no file can hold."""
     return {UNWRITABLE: why}
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import (
+    check_names,
     check_names_in,
     check_options,
     given_for_nothing,
@@ -53,9 +53,6 @@ from rl8x.replay.dataset_files import SPACES, lacks_spaces
 if TYPE_CHECKING:
     from rl8x.tracking import Tracker
 
-# What the algorithm gives the environment that it makes, from hyperparameters of the same names.
-_GIVEN_BY_ALGORITHM: Final = ("num_envs", "device", "seed")
-
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a hyperparameter; `dataclasses.MISSING` if it has none."""
@@ -73,12 +70,9 @@ class _Section:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults."""
-        changed = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != default_of(field):
-                changed[field.name] = thawed(list(value) if isinstance(value, tuple) else value)
-        return changed
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        changed = {field.name: value for field, value in values.items() if value != default_of(field)}
+        return {name: thawed(list(value) if isinstance(value, tuple) else value) for name, value in changed.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +106,7 @@ class Checkpoints(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.directory is not None:
-            if not isinstance(self.directory, str | os.PathLike):
+            if not isinstance(self.directory, str):
                 raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
             directory = named_path(self.directory, "Checkpoints: `directory`")
             object.__setattr__(self, "directory", Path(os.path.expanduser(directory)).absolute())
@@ -138,7 +132,7 @@ class EnvSpec(_Section):
         Raises:
             ValueError: If there are none of the name, or they do not take `env_kwargs`.
         """
-        for name in _GIVEN_BY_ALGORITHM:
+        for name in ("num_envs", "device", "seed"):
             if name in self.env_kwargs:
                 raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
         name = self.env if env is None else env
@@ -239,10 +233,9 @@ class TrainerSpec(_Section):
 
         if not self.tracking:
             return NullTracker()
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("experiment_name", "run_name", "tracking_uri")}
-        if self.system_metrics:
-            chosen["system_metrics"] = True
-        return MLflowTracker(**{name: value for name, value in chosen.items() if value is not None})
+        names = ("experiment_name", "run_name", "tracking_uri", "system_metrics")
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return MLflowTracker(**{name: value for name, value in chosen.items() if value not in (None, False)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -342,12 +335,10 @@ class RunSpec:
 
         Raises:
             TypeError: If a value is of another kind.
-            ValueError: If a key is unknown, a value is out of its range, or a name is unknown or may not be imported;
-                of hyperparameters, checkpoints and stop conditions too.
+            ValueError: If a key or a name is unknown, a value is not legal, or a name may not be imported.
         """
         data = renamed(data)
-        named = data.get("algorithm", AlgorithmSpec.algorithm)
-        hyperparameters = _names(algorithm_config_class(named, trust)) if isinstance(named, str) else []
+        hyperparameters = _names(class_named_in(data, trust))
         for name in data:
             if name not in FIELDS:
                 raise ValueError(_unknown(name, hyperparameters))
@@ -357,17 +348,13 @@ class RunSpec:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunSpec:
-        """Read a run file, put `key=value` overrides in, and check the result.
+        """Read a run file, put `key=value` overrides in, and check the result as `from_plain` does.
 
         Args:
             path: The file; see `load_run_file`.
             overrides: Texts `key=value` as `rl8x train` takes them: the key is a dotted path or a hyperparameter, and a
                 number takes the place of the file's schedule of it.
             trust: Which modules names in the file may import; see the class.
-
-        Raises:
-            ValueError: If the file cannot be read, a key is unknown, or a value is not legal.
-            TypeError: If a value is of the wrong type.
         """
         data, overrides = renamed(load_run_file(path)), list(overrides)
         config_class = class_named_in(apply_overrides(data, overrides, ALIASES), trust)
@@ -375,15 +362,11 @@ class RunSpec:
 
     @classmethod
     def read(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
-        """Make a run of plain data whose keys are known, and check its kinds alone: nothing is imported.
+        """Make a run of plain data whose keys are known, and check its kinds and ranges alone: nothing is imported.
 
         Args:
             data: The content of a run file, or the `spec` of a checkpoint.
             trust: Which modules names in the data may import; see the class.
-
-        Raises:
-            TypeError: If a value is of another kind.
-            ValueError: If a value is out of its range.
         """
         sections: dict[str, Any] = {
             name: section(**{key: data[key] for key in _names(section) if key in data})
@@ -400,10 +383,6 @@ class RunSpec:
 
         Args:
             fields: The keys and their values.
-
-        Raises:
-            TypeError: If a value is of another kind.
-            ValueError: If there is no such key, or something is not legal.
         """
         return RunSpec.from_plain(self.to_plain() | fields, trust=self.trust)
 
@@ -415,28 +394,23 @@ class RunSpec:
         Args:
             other: The other run.
         """
-        here, there = _flat(self), _flat(other)
-        names = [name for name in {**here, **there} if name != "progress"]
+        here, there = self.to_plain(), other.to_plain()
+        for plain in (here, there):
+            plain.pop("progress", None)
+            plain |= {f"algorithm_config.{name}": value for name, value in plain.pop("algorithm_config", {}).items()}
+        names = {**here, **there}
         return {name: (here.get(name), there.get(name)) for name in names if here.get(name) != there.get(name)}
 
     # -- checking
 
     @functools.cached_property
     def config(self) -> AlgorithmConfig:
-        """The algorithm's config.
-
-        Raises:
-            ValueError: If a hyperparameter is not legal.
-        """
+        """The algorithm's config; raises `ValueError` where a hyperparameter is not legal."""
         return self.algorithm.make_config(self.trust)
 
     @functools.cached_property
     def evaluates(self) -> bool:
-        """Whether the run makes evaluations: every `steps_per_eval`, or because a stop condition asks for them.
-
-        Raises:
-            ValueError: If a stop condition is not legal.
-        """
+        """Whether the run makes evaluations: every `steps_per_eval`, or because a stop condition asks for them."""
         asked = [part.evaluates for condition in self.run.conditions(self.trust) for part in parts(condition)]
         return any(asked) or self.run.steps_per_eval is not None
 
@@ -448,12 +422,7 @@ class RunSpec:
         return {**numbers, "run.stop_conditions": shown}
 
     def checked(self) -> RunSpec:
-        """Return it if all of it is legal, as far as that can be known without making the environment.
-
-        Raises:
-            TypeError: If a value is of another kind.
-            ValueError: If something is not legal.
-        """
+        """Return it if all of it is legal, as far as is known without making the environment; see `from_plain`."""
         from rl8x.tracking.secrets import find_hidden
 
         hideable = {"env_kwargs": self.env.env_kwargs, "algorithm_config": self.algorithm.algorithm_config}
@@ -466,7 +435,7 @@ class RunSpec:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.trainer.make_checkpoints()
         given = self.algorithm.algorithm_config
-        check_hyperparameters(given, cls)
+        check_names(given, cls)
         # `1e6` is a whole number where a hyperparameter is one.
         fields = (field for field in dataclasses.fields(cls) if field.name in given)
         coerced = {field.name: _coerced(field, given[field.name]) for field in fields}
@@ -476,40 +445,29 @@ class RunSpec:
         return spec
 
     def without_effect(self) -> dict[str, str]:
-        """Return the given keys that have no effect, as `key=value`, each with the reason; `rl8x train` warns of them.
-
-        One at its default does not count as given.
-        """
-        evaluates = self.evaluates
-        why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
-        unused = given_for_nothing(self.run, () if evaluates else ("eval_env_config",), why)
-        unused |= given_for_nothing(self.trainer, () if evaluates else ("num_eval_envs",), why)
-        untracked = () if self.trainer.tracking else ("log_models",)
-        return unused | given_for_nothing(
-            self.trainer,
-            untracked,
-            "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true",
-        )
+        """Return the keys, not at their defaults, that have no effect, as `key=value`, each with the reason."""
+        unused: dict[str, str] = {}
+        if not self.evaluates:
+            why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
+            unused |= given_for_nothing(self.run, ["eval_env_config"], why)
+            unused |= given_for_nothing(self.trainer, ["num_eval_envs"], why)
+        if not self.trainer.tracking:
+            why = "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true"
+            unused |= given_for_nothing(self.trainer, ["log_models"], why)
+        return unused
 
     # -- making
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
-        """Build the environment, where there is one, and the algorithm.
-
-        Raises:
-            ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
-        """
+        """Build the environment, where there is one, and the algorithm; `ValueError` where they do not fit."""
         return self.build(self.config, self.env.maker(self.trust) if self.env.env else None)
 
     def build(self, config: AlgorithmConfig, maker: Callable[..., Env] | None) -> GenericAlgorithmBase[Any]:
         """Build the algorithm of a config, with what makes its environment or from its data set.
 
         Args:
-            config: The config.
+            config: The config, whose `build` may raise `ValueError`.
             maker: What makes the environment; None where there is none.
-
-        Raises:
-            ValueError: If the config's `build` refuses the environment or the data set.
         """
         build: Callable[..., GenericAlgorithmBase[Any]] = config.build
         if maker is not None:
@@ -545,21 +503,13 @@ def _shown_condition(spec: Any, trust: Trust) -> str:
     return str(thawed(spec))
 
 
-def _flat(spec: RunSpec) -> dict[str, Any]:
-    plain = spec.to_plain()
-    values = plain.pop("algorithm_config", {})
-    return plain | {f"algorithm_config.{name}": value for name, value in values.items()}
-
-
 def _unknown(name: str, hyperparameters: Collection[str]) -> str:
     """Say what an unknown key may mean."""
-    names = [*FIELDS]
-    if name in hyperparameters:
-        return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
     here = name_here(name, hyperparameters)
-    if here is not None and name_here(name, names) is None:
-        return f"unknown key {name!r}: it is {here!r} here. Put it under `algorithm_config`."
-    return f"unknown key {shortened(name)}.{did_you_mean(name, names)} Legal are {', '.join(names)}."
+    if name in hyperparameters or (here is not None and name_here(name, FIELDS) is None):
+        meant = "a hyperparameter" if name in hyperparameters else f"{here!r} here"
+        return f"unknown key {name!r}: it is {meant}. Put it under `algorithm_config`."
+    return f"unknown key {shortened(name)}.{did_you_mean(name, FIELDS)} Legal are {', '.join(FIELDS)}."
 
 
 def _names(cls: Any) -> list[str]:
@@ -587,7 +537,7 @@ def without_schedules(data: Mapping[str, Any], numbers: Iterable[str]) -> dict[s
     if not isinstance(given, Mapping):
         return dict(data)
     replaced = {f"{name}_schedule" for name in numbers} & given.keys()
-    constant = {name: None for name in replaced if not is_adaptive(given[name])}
+    constant = dict.fromkeys(name for name in replaced if not is_adaptive(given[name]))
     return {**data, "algorithm_config": {**given, **constant}}
 
 

@@ -57,24 +57,21 @@ def listed() -> str:
 
 
 def tuned_rows() -> list[tuple[str, ...]]:
-    """Return the cells of a table of all settings: a line for each task and algorithm, in the order of the files."""
+    """Return the cells of a table of all settings; of one that was not measured what its run file says."""
     # Transitions, returns by seed and median CPU seconds of those that were measured, by the stems of their files.
-    found: dict[str, Any] = json.loads((SETTINGS / "measured.json").read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads((SETTINGS / "measured.json").read_text(encoding="utf-8"))
     lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
-    for files in tuned_files().values():
-        for path in files.values():
-            run = RunSpec.from_file(path)
-            lines.append((run.env.env, run.algorithm.algorithm, *_cells(run, found.get(path.stem))))
+    for path in (path for files in tuned_files().values() for path in files.values()):
+        run, result = RunSpec.from_file(path), measured.get(path.stem)
+        if result is None:
+            (stop,) = run.run.stop_conditions
+            cells = f"{stop['hits_upper_bound'][1]:,}", "not measured", "not measured"
+        else:
+            returns = result["returns"]
+            digits = 2 if abs(max(returns, key=abs)) < 20 else 1
+            points = min(returns), statistics.median(returns), max(returns)
+            low, middle, high = (f"{value:.{digits}f}" for value in points)
+            seeds = f"{low} to {high}, {len(returns)} seeds" if len(returns) > 1 else "1 seed"
+            cells = f"{result['transitions']:,}", f"{middle} ({seeds})", f"{result['seconds']:.0f}"
+        lines.append((run.env.env, run.algorithm.algorithm, *cells))
     return lines
-
-
-def _cells(run: RunSpec, result: Mapping[str, Any] | None) -> tuple[str, str, str]:
-    """Write transitions, returns and seconds; of a setting that was not measured what its run file says."""
-    if result is None:
-        (stop,) = run.run.stop_conditions
-        return f"{stop['hits_upper_bound'][1]:,}", "not measured", "not measured"
-    returns = result["returns"]
-    digits = 2 if abs(max(returns, key=abs)) < 20 else 1
-    low, middle, high = (f"{value:.{digits}f}" for value in (min(returns), statistics.median(returns), max(returns)))
-    seeds = f"{low} to {high}, {len(returns)} seeds" if len(returns) > 1 else "1 seed"
-    return f"{result['transitions']:,}", f"{middle} ({seeds})", f"{result['seconds']:.0f}"
