@@ -42,7 +42,8 @@ LAYERS: list[dict[str, set[str]]] = [
     },
     {
         "portable": set(),
-        "policy": {"portable"},
+        "trials": set(),
+        "policy": {"portable", "trials"},
         "q_values": {"policy"},
         "export": {"policy", "portable"},
         "replay": {"policy"},

@@ -18,20 +18,19 @@ from torch.nn.parameter import is_lazy
 
 from rl8x.disk import named_path, replace_synced
 from rl8x.distributions import Distribution, make_distribution
-from rl8x.distributions.base import check_distribution
 from rl8x.execution.execution import kept_generators
 from rl8x.execution.private import tree_flatten, tree_unflatten
-from rl8x.functional import RunningMoments
-from rl8x.functional.estimates import ObsMoments
+from rl8x.functional import ObsMoments, RunningMoments
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
-from rl8x.models.base import TrainingEffects, check_model, config_with_critic_obs, run_model
+from rl8x.models.base import TrainingEffects, config_with_critic_obs
 from rl8x.names import resolved_arguments
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
 from rl8x.trees import Tree, as_tensor, first_tensor, flatten_tree, tree_map
+from rl8x.trials import check_distribution, check_model, run_model
 
 _KINDS: Final = (Model, Distribution, nn.Module)
 
@@ -71,13 +70,7 @@ class Evaluation(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The outputs of the model for stored sequences.
-
-    Attributes:
-        features: The features of the action distribution, `[seq_len, batch, num_features]`.
-        values: As the model predicts them, `[seq_len, batch]`.
-        mask: True where an action is legal, `[seq_len, batch, num_actions]`, bool; None where observations have none.
-    """
+    """The model's features, `[seq_len, batch, num_features]`, and values, `[seq_len, batch]`, and the action mask."""
 
     features: Tensor
     values: Tensor
@@ -118,8 +111,7 @@ class Policy(nn.Module):
         autocast: Makes the context in which the model runs; set where it runs in another precision.
         masked: Whether observations carry an action mask.
         state_reset_every: Where episodes never end, the state was reset every so many steps of training; 0 is never.
-        has_modes: Whether training mode may differ from evaluation mode: built-in models have neither dropout nor
-            anything else for which it does.
+        has_modes: Whether training mode may differ from evaluation mode: in built-in models it does not.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
         unseen: Parts of a `Dict` observation that actions do not depend on: those that only a critic sees.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
@@ -154,11 +146,14 @@ class Policy(nn.Module):
         self.clips = self.distribution.clips
         self.shows_params = False
         self.state_reset_every = 0
-        self.masked, self.inputs_space = _without_mask(observation_space)
+        self.inputs_space = without_parts(observation_space, [ACTION_MASK])
+        self.masked = self.inputs_space is not observation_space
         self.hidden = tuple(hidden)
         self.model_is_made = not isinstance(model, Model)
         model_space = without_parts(self.inputs_space, self.hidden)
         if isinstance(observation_space, spaces.Dict) and self.masked:
+            if len(observation_space.spaces) == 1:
+                raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
         for_critic = [name for name in critic_only(observation_space) if name not in self.hidden]
         if for_critic:
@@ -208,17 +203,14 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try a distribution and a model that are not built-in on an observation of the space, in two copies.
+        """Try what is not built-in on two observations of the space; return the model's side effects in training mode.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
 
-        Returns:
-            Its side effects in training mode.
-
         Raises:
-            ValueError: If they fail, or give what has another shape or type than it must, or the model draws random
-                numbers or changes buffers in evaluation mode.
+            ValueError: If model or distribution fail, or give what has another shape or type than it must, or the model
+                draws random numbers or changes buffers in evaluation mode.
         """
         if not type(self.distribution).__module__.startswith("rl8x."):
             action = copy.deepcopy(self.action_space)
@@ -246,89 +238,74 @@ class Policy(nn.Module):
         return obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device)
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the model's initial state; empty when feedforward.
+        """Return the model's initial state, each `[num_envs, *]`; empty when feedforward.
 
         Args:
             num_envs: Copies of the environment.
-
-        Returns:
-            Tensors by name, each `[num_envs, *]`.
         """
         return self.model.initial_state(num_envs)
 
     def forgotten(self, num_envs: int) -> State:
-        """Return the part of an initial state to which a state is reset every `state_reset_every` steps.
+        """Return the part of an initial state, `[num_envs, *]`, to which it is reset every `state_reset_every` steps.
 
         Args:
             num_envs: Copies of the environment.
-
-        Returns:
-            Tensors by name, each `[num_envs, *]`.
         """
         return self.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw the noise that sampling a horizon of actions takes.
+        """Draw the noise that sampling a horizon of actions takes, float32 `[horizon, num_envs, num_noise]`.
 
         Args:
             horizon: Steps of each copy.
             num_envs: Copies of the environment.
             generator: The random generator, on the policy's device.
-
-        Returns:
-            Float32, `[horizon, num_envs, num_noise]`.
         """
         size = (horizon, num_envs, self.distribution.num_noise)
         return self.distribution.draw(size, generator=generator, device=generator.device)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
-        """Choose an action for each copy.
+        """Choose an action for each copy, with log-probabilities, values and the state after the observations.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of them.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
-            noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
-                mode.
-
-        Returns:
-            Actions, log-probabilities, values and the state after the observations.
+            noise: One slice of `noise()`, `[num_envs, num_noise]`; None takes the distribution's mode.
         """
         if noise is None:
-            obs, mask = self.model_inputs(obs)
-            features, state = self.policy_features(obs, state, starts)
-            nothing = features.new_zeros(len(starts))
-            actions = self.distribution.mode(self.distribution.from_features(features, mask))
-            return Act(actions, nothing, nothing, state)
+            params, state = self._actors_params(obs, state, starts)
+            nothing = torch.zeros(len(starts), device=starts.device)
+            return Act(self.distribution.mode(params), nothing, nothing, state)
         params, estimates, state = self.respond(obs, state, starts)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, estimates, state, numbered(params) if self.shows_params else None)
 
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of one observation a copy, and the state after it.
+        """Return the features of one observation a copy, float32 `[num_envs, num_features]`, and the state after it.
 
         Args:
             obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of them.
             state: As in `act`.
             starts: As in `act`.
-
-        Returns:
-            Features, float32 `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
         """
         with self.autocast():
             features, state = self.model.policy_features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
         return features[0].float(), state
 
+    def _actors_params(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, State]:
+        """Return the distributions' parameters of one observation a copy, and the state, without the critic's work."""
+        obs, mask = self.model_inputs(obs)
+        features, state = self.policy_features(obs, state, starts)
+        return self.distribution.from_features(features, mask), state
+
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
-        """Return the distributions' parameters of one observation a copy, its value, and the model's state after it.
+        """Return the distributions' parameters of one observation a copy, values `[num_envs]`, and the state after.
 
         Args:
             obs: As in `act`.
             state: As in `act`.
             starts: As in `act`.
-
-        Returns:
-            The parameters by `distribution.from_features`, values `[num_envs]`, and the state, each `[num_envs, *]`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -345,11 +322,8 @@ class Policy(nn.Module):
             actions: Stored actions, `[seq_len, batch, *action]` or a dict of them.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
-            acted: The parameters of the distributions that acted, by number, `[seq_len, batch, *]` each.
-
-        Returns:
-            Log-probabilities and entropies in nats, and values as the model predicts them, each `[seq_len, batch]`; and
-            likewise KL divergences, through which no gradients flow, if `acted` is given.
+            acted: The parameters of the distributions that acted, by number, `[seq_len, batch, *]` each; with them KL
+                divergences are computed too, through which no gradients flow.
         """
         features, values, mask = self.predict(obs, state, starts)
         params, kl = self.distribution.from_features(features, mask), None
@@ -386,26 +360,20 @@ class Policy(nn.Module):
         return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate the values of one observation a copy; an actor apart from the critic is not run.
+        """Estimate values in units of rewards, `[num_envs]`; an actor apart from the critic is not run.
 
         Args:
-            obs: Observations, `[num_envs, *obs]` or a dict of them.
-            state: The model's state before them, each `[num_envs, *]`.
-            starts: Where an observation begins an episode, `[num_envs]`, bool.
-
-        Returns:
-            Values in units of rewards, `[num_envs]`.
+            obs: As in `act`.
+            state: As in `act`.
+            starts: As in `act`.
         """
         seen = self._seen(self.model_inputs(obs)[0])
         with self.autocast():
             values = self.model.values(_one_step(seen), state, starts.unsqueeze(0))
-        return self._denormalized(values[0].float())
+        return self._estimates(None, values[0].float(), None)
 
-    def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
+    def _estimates(self, features: Any, values: Tensor, mask: Any) -> Tensor:
         """Return the values of observations `[...]`, in the units of the rewards, from the model's outputs."""
-        return self._denormalized(values)
-
-    def _denormalized(self, values: Tensor) -> Tensor:
         return values if self.value_moments is None else self.value_moments.denormalize(values)
 
     def _run(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
@@ -420,13 +388,10 @@ class Policy(nn.Module):
         return {name: part for name, part in obs.items() if name not in self.hidden} if self.hidden else obs
 
     def env_actions(self, actions: Any) -> Any:
-        """Clip actions to a bounded `Box` for the environment; those stored stay as sampled.
+        """Clip actions to a bounded `Box` for the environment, `[num_envs, *action]`; those stored stay as sampled.
 
         Args:
             actions: `[num_envs, *action]`, or a dict of them.
-
-        Returns:
-            The clipped actions, `[num_envs, *action]`, or a dict of them.
         """
         return self.distribution.env_actions(actions)
 
@@ -435,25 +400,20 @@ class Policy(nn.Module):
 
         Args:
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of them.
-            valid: False at masked autoreset steps, which are not experience, `[horizon, num_envs]`, bool; None: all
-                steps are experience.
+            valid: False at masked autoreset steps, which are not experience, `[horizon, num_envs]`, bool; or None.
             shared: Whether all ranks have the same observations, which then count once.
-
-        Raises:
-            ValueError: If the shapes do not fit.
         """
         if self.obs_moments is not None:
             self.obs_moments.observe(flatten_tree("", obs), valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest.
+        """Take the action mask out of observations and normalise the rest, hidden parts too.
 
         Args:
             obs: Observations, `[..., *obs]` or a dict of them.
 
         Returns:
-            Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`,
-            bool; None without a mask.
+            The observations, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
         """
         mask = None
         if self.masked:
@@ -471,18 +431,15 @@ class Policy(nn.Module):
         return without_parts(self.observation_space, self.unseen)
 
     def memory(self, num_envs: int) -> State:
-        """Return what decisions remember before the first observation; nothing of a critic's.
+        """Return what decisions remember before the first observation, each `[num_envs, *]`; nothing of a critic's.
 
         Args:
             num_envs: How many observations there will be.
-
-        Returns:
-            Tensors by name, each `[num_envs, *]`.
         """
         return self.model.actor_state(self.model.initial_state(num_envs))
 
     def choose(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> tuple[Any, State]:
-        """Choose the environment's action for each copy: from `seen_space` and `memory`, what `act` would from all.
+        """Choose the environment's actions, `[num_envs, *action]`, from `seen_space` and `memory`, as `act` does.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of them.
@@ -491,15 +448,13 @@ class Policy(nn.Module):
             noise: What sampling needs, `[num_envs, num_noise]`; None decides for the distribution's mode.
 
         Returns:
-            Actions for the environment, `[num_envs, *action]` or a dict of them, and the state after.
+            The actions, and the state after.
         """
         if self.unseen:
             # The model is made for them, and looks away.
             blank = zeros(self.observation_space, starts.shape[0], starts.device)
             obs = {name: part if name in self.unseen else obs[name] for name, part in blank.items()}
-        obs, mask = self.model_inputs(obs)
-        features, state = self.policy_features(obs, state, starts)
-        params = self.distribution.from_features(features, mask)
+        params, state = self._actors_params(obs, state, starts)
         actions = self.distribution.mode(params) if noise is None else self.distribution.sample(params, noise)[0]
         return self.distribution.env_actions(actions) if self.clips else actions, state
 
@@ -565,7 +520,7 @@ class Policy(nn.Module):
     # -- in a file
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file that `load` reads, without pickle; an existing file is replaced.
+        """Write the policy to a file that `load` reads, without pickle, over an existing one, and return its path.
 
         Args:
             path: The file; `.safetensors` is added where it has no suffix.
@@ -573,9 +528,6 @@ class Policy(nn.Module):
         Raises:
             TypeError: If the policy is made of something that cannot be saved to a file.
             ValueError: If the path names no file.
-
-        Returns:
-            The file's path.
         """
         target = named_path(path, "Policy.save: `path`")
         if target.name in ("", ".."):
@@ -605,11 +557,7 @@ class Policy(nn.Module):
         return {"class": dotted_path(cls), "arguments": plain}
 
     def to_bytes(self) -> bytes:
-        """Return what `save` writes.
-
-        Raises:
-            TypeError: If the policy is made of something that cannot be saved to a file.
-        """
+        """Return what `save` writes; raises TypeError as it does."""
         given, chosen = map(space_to_plain, (self.observation_space, self.action_space))
         about = {**self.describe(), "observation_space": given, "action_space": chosen}
         about["state_reset_every"] = self.state_reset_every
@@ -656,16 +604,13 @@ class Policy(nn.Module):
     def from_description(
         cls, description: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, *, trust: Trust = False
     ) -> Self:
-        """Make the policy that `describe` described.
+        """Make the policy that `describe` described; raise ValueError if it does not make one.
 
         Args:
             description: What it returned, the two spaces as plain data, and `state_reset_every`.
             tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
             name: What error messages call where they are from.
             trust: As `load` has it.
-
-        Raises:
-            ValueError: If they do not make a policy.
         """
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)
@@ -679,14 +624,6 @@ class Policy(nn.Module):
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{name} does not say how its policy is made ({error!r:.200}).") from None
         return policy
-
-
-def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
-    """Return whether an observation has an action mask, and its space without that mask."""
-    rest = without_parts(space, [ACTION_MASK])
-    if isinstance(rest, spaces.Dict) and rest is not space and not rest.spaces:
-        raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
-    return rest is not space, rest
 
 
 def _one_step(obs: Any) -> Any:

@@ -27,8 +27,7 @@ def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, du
         Q(s, a) = V(s) + A(s, a) - mean of A(s, b) over legal b  with `dueling`
         Q(s, a) = -inf                                           a illegal
 
-    so that maxima are over the legal actions alone. Where a mask allows nothing, everything is legal, as
-    `EpsilonGreedy` has it. No gradient reaches illegal actions.
+    Where a mask allows nothing, everything is legal. No gradient reaches illegal actions.
 
     Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
     """
@@ -54,12 +53,9 @@ def _legal_only(values: Tensor, mask: Tensor | None) -> Tensor:
 class GreedyInMeans(EpsilonGreedy):
     """Epsilon-greedy on expected returns, where the model outputs a distribution of returns for each action.
 
-    Features are `num_outputs` numbers for each action, one action after the other: logits of atoms, or quantiles. With
-    `dueling` those of the state come before them, and an action's outputs are the state's and what the action adds, as
-    `q_values` has it.
-
-    Attributes:
-        atoms: The returns that have the probabilities, `[num_outputs]`; None where outputs are quantiles.
+    Features are `num_outputs` numbers for each action, one action after the other: logits of `atoms`, or quantiles
+    where there are none. With `dueling` those of the state come before them, and an action's outputs are the state's
+    and what the action adds.
 
     Source: Bellemare et al. 2017, arXiv:1707.06887 (atoms); Dabney et al. 2017, arXiv:1710.10044 (quantiles); Hessel et
     al. 2018, arXiv:1710.02298 (dueling).

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.distributions import Bernoulli, Categorical, EpsilonGreedy, MultiCategorical
-from rl8x.distributions.discrete import BernoulliParams, _first_hit, inverse_cdf
+from rl8x.distributions.discrete import BernoulliParams, inverse_cdf
 
 torch.manual_seed(0)
 
@@ -64,20 +64,11 @@ def test_masked_actions_have_no_probability_and_the_rest_is_as_if_they_were_not_
     other_reference = torch.distributions.Categorical(logits=random_logits(2, 50, 4)[1][:, [0, 2]])
     kl = torch.distributions.kl_divergence(reference, other_reference)
     assert torch.allclose(distribution.kl(params, other), kl, atol=1e-5)
-
-
-def test_a_mask_that_allows_nothing_gives_every_action_the_same_probability():
-    distribution = Categorical(Discrete(4))
-    params = distribution.from_features(random_logits(3, 4), torch.zeros(3, 4, dtype=torch.bool))
-    assert torch.allclose(params.log_probs.exp(), torch.full((3, 4), 0.25))
+    nothing = distribution.from_features(random_logits(3, 4), torch.zeros(3, 4, dtype=torch.bool))
+    assert torch.allclose(nothing.log_probs.exp(), torch.full((3, 4), 0.25))
 
 
 SIZES = [3, 1, 5, 2]
-
-
-@pytest.fixture
-def features() -> torch.Tensor:
-    return torch.randn(2, 6, 40, 11, generator=torch.Generator().manual_seed(0)) * 2
 
 
 @pytest.mark.parametrize("sizes", [SIZES, [4, 4]])
@@ -90,16 +81,14 @@ def test_each_choice_is_sampled_as_a_categorical_is(sizes):
         assert torch.equal(actions[:, i], one.sample(one.from_features(piece), noise[:, i : i + 1])[0])
 
 
-def test_masks_are_laid_out_like_the_logits(features):
-    distribution = MultiCategorical(MultiDiscrete(SIZES))
+def test_masks_are_laid_out_like_the_logits():
+    distribution, features = MultiCategorical(MultiDiscrete(SIZES)), random_logits(6, 40, 11)
     mask = torch.tensor([True, False, False, True, False, True, False, True, False, False, True])
-    params = distribution.from_features(features[0], mask.expand(6, 40, 11))
+    params = distribution.from_features(features, mask.expand(6, 40, 11))
     actions, logp = distribution.sample(params, torch.rand(6, 40, 4))
-    assert set(actions[..., 0].flatten().tolist()) == {0}
-    assert set(actions[..., 2].flatten().tolist()) == {1, 3}
-    assert set(actions[..., 3].flatten().tolist()) == {1}
+    assert [set(each.flatten().tolist()) for each in actions.unbind(-1)] == [{0}, {0}, {1, 3}, {1}]
     # Only the third choice is open, between its logits 1 and 3 (features 5 and 7).
-    reference = torch.distributions.Categorical(logits=features[0][..., [5, 7]])
+    reference = torch.distributions.Categorical(logits=features[..., [5, 7]])
     assert torch.allclose(distribution.entropy(params), reference.entropy(), atol=1e-5)
     assert torch.allclose(logp, reference.log_prob((actions[..., 2] == 3).long()), atol=1e-5)
 
@@ -128,23 +117,19 @@ def test_a_choice_of_which_a_mask_allows_nothing_stays_in_its_range():
 
 
 @pytest.mark.parametrize("shape", [3, [2, 3]])
-def test_a_bit_is_1_below_its_probability(shape):
+def test_a_bit_is_1_below_its_probability_and_certain_bits_are_certain(shape):
     distribution, size = Bernoulli(MultiBinary(shape)), 3 if shape == 3 else 6
     logits, noise = torch.randn(5, 4, size), torch.rand(5, 4, size)
     actions, _ = distribution.sample(distribution.from_features(logits), noise)
     assert actions.dtype == torch.int8
     assert torch.equal(actions.flatten(2), (noise < logits.sigmoid()).to(torch.int8))
     assert actions.shape == (5, 4, *distribution.space.shape)
-
-
-@pytest.mark.parametrize("value", [0.0, 1 - 2.0**-24, 1.0])
-def test_certain_bits_are_certain(value):
-    distribution = Bernoulli(MultiBinary(2))
-    params = distribution.from_features(torch.tensor([[200.0, -200.0]]))
-    actions, logp = distribution.sample(params, torch.full((1, 2), value))
-    assert actions.tolist() == [[1, 0]]
-    assert logp.item() == 0.0
-    assert distribution.entropy(params).item() == 0.0
+    certain = distribution.from_features(torch.full((2, size), 200.0) * torch.tensor([[1.0], [-1.0]]))
+    for value in (0.0, 1 - 2.0**-24, 1.0):
+        actions, logp = distribution.sample(certain, torch.full((2, size), value))
+        assert actions.flatten(1).float().mean(1).tolist() == [1.0, 0.0]
+        assert not logp.any()
+    assert not distribution.entropy(certain).any()
 
 
 def test_a_masked_bit_is_zero():
@@ -207,11 +192,13 @@ def test_epsilon_0_is_greedy_whatever_the_noise_and_1_ignores_the_values():
 
 
 def test_epsilon_is_a_buffer_that_is_saved_and_changed_in_place():
-    distribution = EpsilonGreedy(Discrete(3), epsilon=0.25)
+    distribution, other = EpsilonGreedy(Discrete(3), epsilon=0.25), EpsilonGreedy(Discrete(3))
     address = distribution.epsilon.data_ptr()
     distribution.set_epsilon(0.5)
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
+            distribution.set_epsilon(wrong)
     assert (distribution.epsilon.data_ptr(), distribution.epsilon.item()) == (address, 0.5)
-    other = EpsilonGreedy(Discrete(3))
     other.load_state_dict(distribution.state_dict())
     assert other.epsilon.item() == 0.5
     assert list(distribution.parameters()) == []
@@ -223,14 +210,6 @@ def test_values_that_are_not_finite_do_not_make_an_illegal_action_greedy():
     params = distribution.from_features(values, torch.tensor([[False, True, True]]).expand(3, 3))
     assert distribution.mode(params)[:2].tolist() == [2, 2]
     assert bool((params.log_probs.exp()[:, 0] == 0).all())
-
-
-@pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan")])
-def test_a_share_outside_of_0_and_1_is_refused_and_changes_nothing(epsilon):
-    greedy = EpsilonGreedy(Discrete(3), epsilon=0.25)
-    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
-        greedy.set_epsilon(epsilon)
-    assert greedy.epsilon.item() == 0.25
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 200])
@@ -251,9 +230,9 @@ def test_sampling_inverts_the_cumulative_distribution(n):
 def test_first_hit_survives_sums_that_are_not_monotone(monkeypatch):
     # What adding up as a tree may give, exaggerated: the sum grows at choice 1, of probability 0, and the last sum
     # is smaller than the one before.
-    probs = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
+    log_probs = torch.tensor([[0.5, 0.0, 0.5, 0.0]]).log()
     sums = torch.tensor([[0.5, 0.6, 1.1, 1.0]])
+    monkeypatch.setattr("rl8x.distributions.discrete._UNROLLED_CHOICES", 0)
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: sums)
-    assert _first_hit(probs, torch.tensor([0.5])).item() == 2
-    assert _first_hit(probs, torch.tensor([1 - 2.0**-24])).item() == 2
-    assert _first_hit(probs, torch.tensor([0.0])).item() == 0
+    found = [inverse_cdf(log_probs, torch.tensor([uniform])).item() for uniform in (0.5, 1 - 2.0**-24, 0.0)]
+    assert found == [2, 2, 0]

@@ -237,7 +237,7 @@ def test_parts_of_a_dict_have_their_names():
 
     space = spaces.Dict({"push": spaces.Box(-1.0, 1.0, (3,)), "gear": spaces.Discrete(2)})
     env = type("Two", (Pendulum,), {"single_action_space": space, "transition": drifting})
-    with pytest.raises(ValueError, match=r"'actions/gear': \[2\], 'actions/push': \[2, 3\]}; got {'push': \[2, 1\]}"):
+    with pytest.raises(ValueError, match=r"'gear': \[2\], 'push': \[2, 3\]}; got {'push': \[2, 1\]}"):
         build(Wrong, env)
 
 

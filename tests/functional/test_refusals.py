@@ -32,7 +32,7 @@ REFUSED = [
     (r"`terminated` must be shaped like `rewards`, \[4, 3\]; got \[4, 1\]", lambda: advantages(terminated=NO[:, :1])),
     (r"a step or more; got \[\]", lambda: advantages(*[torch.tensor(0.0)] * 3, *[torch.tensor(False)] * 2)),
     (r"a step or more; got \[0, 3\]", lambda: returns(R[:0], NO[:0])),
-    (r"`carry` \[3\]; got \[4, 3\] and \[4\]", lambda: returns(carry=torch.zeros(4))),
+    (r"`carry` must be shaped \[3\]; got \[4\]", lambda: returns(carry=torch.zeros(4))),
     *(("`gamma` must be at least 0 and at most 1", lambda g=g: returns(gamma=g)) for g in (-0.1, 1.5, math.nan)),
     *(("`gae_lambda` must be at least 0 and", lambda g=g: advantages(gae_lambda=g)) for g in (-0.1, 1.5, math.nan)),
     (r"`batch` must be shaped \[..., 3\]; got \[5, 2\]", lambda: RunningMoments((3,)).update(torch.rand(5, 2))),

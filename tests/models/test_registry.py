@@ -171,7 +171,7 @@ def test_a_model_that_gives_something_else_is_refused_before_training(model, say
 @pytest.mark.filterwarnings("ignore:Counts gives other outputs in training mode")
 def test_a_state_that_gets_lost_is_refused():
     PPOConfig(model=Counts, **CONFIG).build(CartPole)
-    with pytest.raises(ValueError, match=r"a state like the one before, {'seen': \[2\]}; got {}."):
+    with pytest.raises(ValueError, match=r"a state like the one before, here {'seen': \[2\]}; got {}."):
         PPOConfig(model=giving(lambda features, values, state: (features, values, {}), Counts), **CONFIG).build(
             CartPole
         )

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import math
-import os
 import random
 import re
+import resource
+import signal
+import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +20,10 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from rl8x.algorithms import BCConfig
 from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
-from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
 from rl8x.replay.recording import write_minari
 from rl8x.spaces import space_from_plain, space_to_plain
@@ -33,32 +31,25 @@ from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 
-def episode_rows(lengths, ends, *, start=0.0):
+def episode_rows(lengths, ends, *, has_next=True):
     """Rows of episodes whose observations count on; ends are "terminated", "truncated" or "open"."""
-    obs, next_obs, terminated, truncated = [], [], [], []
-    for number, (length, end) in enumerate(zip(lengths, ends, strict=True)):
-        for t in range(length):
-            obs.append([start + 100.0 * number + t])
-            next_obs.append([start + 100.0 * number + t + 1])
-            terminated.append(end == "terminated" and t == length - 1)
-            truncated.append(end == "truncated" and t == length - 1)
-    count = len(obs)
-    return {
-        "obs": torch.tensor(obs),
-        "actions": torch.arange(count),
-        "rewards": torch.arange(1.0, count + 1),
-        "terminated": torch.tensor(terminated),
-        "truncated": torch.tensor(truncated),
-        "next_obs": torch.tensor(next_obs),
-    }
+    episodes = enumerate(zip(lengths, ends, strict=True))
+    steps = [(100.0 * i + t, end, t == length - 1) for i, (length, end) in episodes for t in range(length)]
+    obs = torch.tensor([[at] for at, *_ in steps])
+    kinds = ("terminated", "truncated")
+    flags = {kind: torch.tensor([last and end == kind for _, end, last in steps]) for kind in kinds}
+    rows = {"obs": obs, "actions": torch.arange(len(steps)), "rewards": torch.arange(1.0, len(steps) + 1), **flags}
+    return rows | ({"next_obs": obs + 1} if has_next else {})
 
 
-def without_next(rows):
-    return {name: tensor for name, tensor in rows.items() if name != "next_obs"}
+def broken(**changes):
+    """Two episodes with some columns changed, or without those that are None."""
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    return {name: value for name, value in (rows | changes).items() if value is not None}
 
 
 def all_rows(dataset, n=1, gamma=0.9):
-    dataset.prepare(n, gamma)
+    dataset = dataset.prepared(n, gamma)
     return dataset.gather(torch.arange(dataset.size))
 
 
@@ -72,9 +63,9 @@ def test_no_return_reaches_beyond_the_last_row_of_an_episode_that_goes_on():
     assert found["discounts"].tolist() == pytest.approx([0.729, 0.729, 0.81, 0.9])
 
 
-def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
+def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known(tmp_path):
     # Rows 0-2 terminate, 3-5 are truncated, 6 is an episode of one truncated step, 7-8 stay open.
-    rows = without_next(episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"]))
+    rows = episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"], has_next=False)
     dataset = Dataset.from_tensors(rows)
     found = all_rows(dataset)
     assert found["actions"].tolist() == [0, 1, 2, 3, 4, 7]
@@ -85,24 +76,11 @@ def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
     assert dataset.episode_returns.tolist() == [6.0, 15.0, 7.0]
     two = all_rows(dataset, n=2)
     assert two["returns"].tolist() == pytest.approx([1 + 1.8, 2 + 2.7, 3, 4 + 4.5, 5, 8])
-
-
-def test_a_saved_data_set_has_the_returns_of_rows_that_were_left_out(tmp_path):
-    rows = without_next(episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"]))
-    dataset = Dataset.from_tensors(rows)
     dataset.save(tmp_path / "data")
     loaded = Dataset.load(tmp_path / "data")
     assert loaded.episode_returns.equal(dataset.episode_returns)
-    assert loaded.normalized_score(0.0, 28.0) == dataset.normalized_score(0.0, 28.0) == pytest.approx(100 / 3)
+    assert loaded.normalized_score(0.0, 28.0) == pytest.approx(100 / 3)
     assert loaded.digest == dataset.digest
-    (tmp_path / "data" / "episodes.json").write_text('{"returns"')
-    with pytest.raises(ValueError, match=r"episodes\.json does not say the returns of episodes"):
-        Dataset.load(tmp_path / "data")
-
-
-def test_where_no_row_is_known_to_lead_anywhere_it_is_refused():
-    with pytest.raises(ValueError, match=r"no row has `next_obs`, .* Record longer episodes, or `next_obs`"):
-        Dataset.from_tensors(without_next(episode_rows([1, 1], ["truncated", "open"])))
 
 
 @given(st.data())
@@ -125,7 +103,7 @@ def test_next_actions_are_those_recorded_on_the_next_observation(data):
     dataset = Dataset.from_tensors(rows)
     if not any(has_one):
         with pytest.raises(ValueError, match="no row has `next_actions`"):
-            dataset.prepare(n, 0.9, next_actions=True)
+            dataset = dataset.prepared(n, 0.9, next_actions=True)
         return
     replay = dataset.prepared(n, 0.9, torch.device("cpu"), next_actions=True)
     found = replay.gather(torch.arange(replay.size))
@@ -167,7 +145,7 @@ def test_it_is_sampled_as_a_replay_is():
     dataset = Dataset.from_tensors(episode_rows([50], ["terminated"]))
     with pytest.raises(RuntimeError, match="prepare"):
         dataset.gather(torch.zeros(1, dtype=torch.int64))
-    dataset.prepare(1, 0.9)
+    dataset = dataset.prepared(1, 0.9)
     index = dataset.sample(200, 64, torch.Generator().manual_seed(0))
     chi_square = ((torch.bincount(index.flatten(), minlength=50).double() - 256).square() / 256).sum().item()
     assert chi_square < 49 + 5 * math.sqrt(2 * 49)  # mean 49, variance 98
@@ -185,22 +163,14 @@ def test_trees_flags_as_numbers_and_columns_are_understood():
     numbers = {name: rows[name].float().unsqueeze(1) for name in ("rewards", "terminated", "truncated")}
     dataset = Dataset.from_tensors({**rows, **numbers, "obs": tree, "next_obs": following})
     found = all_rows(dataset)
+    assert dataset.prepared_bytes() == sum(part.nbytes for part in found.values())
+    with_actions = dataset.prepared(2, 0.9, next_actions=True).gather(torch.arange(3))
+    assert dataset.prepared_bytes(next_actions=True) == sum(part.nbytes for part in with_actions.values())
     assert found["obs/x"].dtype == torch.float32
     assert torch.equal(found["next_obs/image"], image[1:])
     assert found["returns"].shape == (3,)
     assert dataset.as_tensordict()["obs", "image"].shape == (3, 2, 5, 5)
     assert list(dataset.obs_moments) == ["obs/x"]
-
-
-@pytest.mark.parametrize("next_actions", [False, True])
-def test_the_memory_of_its_rows_is_known_before(next_actions):
-    rows = episode_rows([3, 4], ["terminated", "terminated"])
-    rows |= {"obs": {"x": rows["obs"], "image": torch.zeros(7, 2, 5, 5, dtype=torch.uint8)}}
-    rows |= {"next_obs": rows["obs"] | {"x": rows["next_obs"]}, "actions": torch.zeros(7, 3)}
-    dataset = Dataset.from_tensors(rows)
-    dataset.prepare(2, 0.9, next_actions=next_actions)
-    found = dataset.gather(torch.arange(7))
-    assert dataset.prepared_bytes(next_actions=next_actions) == sum(part.nbytes for part in found.values())
 
 
 # -- statistics
@@ -220,15 +190,10 @@ def test_statistics_by_hand():
 # -- what is wrong
 
 
-def broken(**changes):
-    rows = episode_rows([3, 4], ["terminated", "truncated"])
-    return {name: value for name, value in (rows | changes).items() if value is not None}
-
-
-NAN = episode_rows([3, 4], ["terminated", "truncated"])["rewards"].clone()
-NAN[5] = math.nan
-BAD_NEXT = episode_rows([3, 4], ["terminated", "truncated"])["next_obs"].clone()
-BAD_NEXT[4] = math.inf
+def spoiled(name, row, number):
+    rows = broken()
+    rows[name][row] = number
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -241,11 +206,15 @@ BAD_NEXT[4] = math.inf
         (broken(rewards=torch.zeros(7, 2)), r"`rewards` must be one number a row; got the shape \[7, 2\]"),
         (broken(terminated=torch.full((7,), 2)), "`terminated` must be true or false, or 0 or 1; got 2 in row 0"),
         (broken(truncated=torch.full((7,), math.nan)), "`truncated` must be true or false.*got nan in row 0"),
-        (broken(rewards=NAN), "`rewards` is not finite in row 5 of 7"),
-        (broken(next_obs=BAD_NEXT), "`next_obs` is not finite in row 4 of 7"),
+        (spoiled("rewards", 5, math.nan), "`rewards` is not finite in row 5 of 7"),
+        (spoiled("next_obs", 4, math.inf), "`next_obs` is not finite in row 4 of 7"),
         (broken(obs=torch.full((7, 1), 1e300, dtype=torch.float64)), "`obs` is not finite in row 0"),
         (broken(next_obs=torch.zeros(7, 2)), r"must be alike; got torch.float32 \[1\] and torch.float32 \[2\]"),
         (broken(next_obs=None) | {"next_obs/x": torch.zeros(7, 1)}, "has no `next_obs` to go with it"),
+        (
+            episode_rows([1, 1], ["truncated", "open"], has_next=False),
+            "no row has `next_obs`, .* Record longer episodes, or `next_obs`",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(rows, says):
@@ -362,6 +331,16 @@ def test_whole_numbers_of_any_type_become_those_of_their_spaces():
         Dataset(given | {"obs": image + 300}, **declared)
 
 
+def test_parts_of_actions_are_elements_of_their_parts_of_the_space():
+    space = spaces.Dict(one=spaces.Discrete(3, start=-1), two=spaces.MultiDiscrete([2, 3], start=[5, 0]))
+    given = broken(actions={"one": torch.arange(7) % 3 - 1, "two": torch.tensor([[6, 2]] * 7, dtype=torch.uint8)})
+    found = Dataset.from_tensors(given, action_space=space, gaps="truncate").transitions
+    assert (found["actions/two"].dtype, found["actions/two"][0].tolist()) == (torch.int64, [6, 2])
+    given["actions"]["one"][0] = -2
+    with pytest.raises(ValueError, match="`actions/one` must be from -1 to 1"):
+        Dataset.from_tensors(given, action_space=space, gaps="truncate")
+
+
 # -- files
 
 
@@ -376,83 +355,28 @@ def test_a_saved_data_set_is_loaded_as_it_was_whatever_its_parts_are_called(tmp_
     loaded = Dataset.load(tmp_path / "data", gaps="truncate")
     assert loaded.transitions.keys() == dataset.transitions.keys() != set()
     assert all(torch.equal(loaded.transitions[name], part) for name, part in dataset.transitions.items())
-    assert TensorDict.load_memmap(tmp_path / "data")["obs", "image"].shape == (7, 5, 5)
-    with pytest.raises(FileExistsError, match="is there already"):
-        dataset.save(tmp_path / "data")
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    (tmp_path / "data" / "actions.memmap").write_bytes(b"1234")
-    with pytest.raises(ValueError, match=r"actions\.memmap must have 56 bytes"):
-        Dataset.load(tmp_path / "data")
-
-
-@pytest.mark.parametrize("name", ["device", "shape", "_type"])
-def test_a_part_that_a_file_would_lose_is_refused_and_nothing_is_left(name, tmp_path):
-    rows = episode_rows([3, 4], ["terminated", "truncated"])
-    rows |= {obs: {name: rows[obs], "x": rows[obs]} for obs in ("obs", "next_obs")}
-    with pytest.raises(ValueError, match=f"`obs/{name}` cannot be written to a file: rename that part"):
-        Dataset.from_tensors(rows, gaps="truncate").save(tmp_path / "data")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for a file's space")
-def test_a_disk_without_room_is_a_line_and_no_death_by_a_signal(tmp_path, monkeypatch):
-    """Its files are mapped: what a full disk does not take would end the process."""
-    asked = []
-
-    def refuse(file, offset, size):
-        asked.append(size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    dataset = Dataset.from_tensors(episode_rows([3, 4], ["terminated", "truncated"]))
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(ValueError, match=f"data set of 0.000 GB cannot be written to {tmp_path}/new: No space left"):
-        dataset.save(tmp_path / "new" / "data")
-    assert list((tmp_path / "new").iterdir()) == []
-    monkeypatch.undo()
-    dataset.save(tmp_path / "data")
-    assert asked[0] >= sum(-(-file.stat().st_size // 4096) * 4096 for file in (tmp_path / "data").iterdir())
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
     for path in (tmp_path, "nothing"):
         with pytest.raises(ValueError, match="no data set in"):
             Dataset.load(path)
+    with pytest.raises(FileExistsError, match="is there already"):
+        dataset.save(tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "data", capture_output=True, check=True)
+    assert sums.stdout == b"transitions.safetensors: OK\n"
 
 
-def fields(**changes):
-    """A meta.json with these fields in place of those of `obs`."""
-    return json.dumps({"obs": {"device": "cpu", "shape": [2, 1], "dtype": "torch.float32"} | changes})
-
-
-NO_SHAPE = "no shape of whole numbers"
-DAMAGED = [  # a folder's meta.json, and what is said of it
-    *((meta, "") for meta in ("{", "[]", '{"obs": {"dtype": "torch.float32"}}', '{"obs": {}}', "\xff")),
-    *((json.dumps({name: {}}), "") for name in (".", "")),  # it names itself
-    (fields(shape=[-1, 1]), r"`obs` has no shape of whole numbers; got \[-1, 1\]"),
-    *((fields(shape=shape), NO_SHAPE) for shape in ([-2, -1], [2.0], [True], [[2]], 2, None)),
-    (fields(shape=[10**12] * 2), "must have 4,000,000,000,000,000,000,000,000 bytes, and is shorter"),
-    *(
-        (fields(dtype=kind), "`obs` has the unknown dtype")
-        for kind in ("torch.quint8", "torch.load", 3, ["torch.int8"])
-    ),
-]
-
-
-@pytest.mark.parametrize(("meta", "says"), DAMAGED)
-def test_a_damaged_folder_is_one_line(meta, says, tmp_path):
-    (tmp_path / "obs.memmap").write_bytes(bytes(8))
-    (tmp_path / "meta.json").write_bytes(meta.encode("latin-1"))
-    with pytest.raises(ValueError, match=f"{tmp_path} is not a memory-mapped TensorDict, or damaged: .*{says}"):
-        Dataset.load(tmp_path)
-
-
-def test_a_folder_leads_to_no_file_elsewhere(tmp_path):
-    (tmp_path / "secret").write_bytes(bytes(8))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "obs.memmap").symlink_to(tmp_path / "secret")
-    (tmp_path / "data" / "meta.json").write_text(fields())
-    with pytest.raises(ValueError, match=r"obs\.memmap must have 8 bytes, and is shorter, a link or not there"):
-        Dataset.load(tmp_path / "data")
+def test_a_disk_without_room_is_a_line_and_leaves_nothing(tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"]) | {"obs": torch.zeros(7, 9000)}
+    dataset = Dataset.from_tensors(rows | {"next_obs": torch.zeros(7, 9000)}, gaps="truncate")
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))  # it ends a write, as a full disk does
+        with pytest.raises(ValueError, match=f"data set cannot be written to {tmp_path}/new: .*File too large"):
+            dataset.save(tmp_path / "new" / "data")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def damaged(content, draw):
@@ -490,20 +414,20 @@ def test_a_damaged_data_set_is_refused_or_the_very_same(tmp_path):
     made = Dataset.from_tensors(rows, **given)
     made.save(tmp_path / "data")
     files = sorted(file for file in (tmp_path / "data").rglob("*") if file.is_file())
-    assert len(files) == 14
+    assert [file.name for file in files] == ["SHA256SUMS", "transitions.safetensors"]
     draw, refused = random.Random(0), 0
     for file in files:
         whole = file.read_bytes()
-        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(10))]:
+        for content in [None, whole + b" ", *(damaged(whole, draw) for _ in range(40))]:
             file.unlink() if content is None else file.write_bytes(content)
             found = outcome(tmp_path / "data")
             refused += isinstance(found, str)
             if not isinstance(found, str):
                 assert (found.digest, found.episode_returns.tolist()) == (made.digest, made.episode_returns.tolist())
                 assert (found.observation_space, found.action_space) == (made.observation_space, made.action_space)
-                assert content is None or content == whole, file  # without the digests nothing else is damaged
+                assert content == whole, file
             file.write_bytes(whole)
-    assert refused >= 14 * 12 - 4
+    assert refused >= 2 * 42 - 4
     assert outcome(tmp_path / "data").digest == made.digest
 
 
@@ -605,7 +529,7 @@ def test_a_file_in_the_layout_of_d4rl(tmp_path, has_next):
     names = D4RL | {"timeouts": "truncated"} | ({"next_observations": "next_obs"} if has_next else {})
     write_hdf5(tmp_path / "data.hdf5", {name: rows[ours].numpy() for name, ours in names.items()})
     dataset = Dataset.load(tmp_path / "data.hdf5")
-    expected = Dataset.from_tensors(rows if has_next else without_next(rows))
+    expected = Dataset.from_tensors(rows if has_next else broken(next_obs=None))
     assert dataset.size == (7 if has_next else 6)
     assert all(torch.equal(dataset.transitions[name], part) for name, part in expected.transitions.items())
     write_hdf5(tmp_path / "bad.h5", {"observations": rows["obs"].numpy()})
@@ -659,25 +583,19 @@ def test_minaris_episodes_keep_their_true_final_observations():
     assert dataset.episode_returns.tolist() == [3.0, 2.0, 1.0]
     with pytest.raises(ValueError, match="episode 7 has 3 rewards"):
         Dataset.from_minari(Recorded([episode(7, 3, "open", actions=np.zeros(2))]))
+    for changes in (
+        {"actions": np.zeros((3, 2), np.float32)},
+        {"observations": {"x": np.zeros((4, 2))}},
+        {"observations": {"y": np.zeros((4, 1))}},
+        {"observations": {"x": np.zeros((4, 1), np.int64)}},
+    ):
+        with pytest.raises(ValueError, match="episodes differ in the names, shapes or types"):
+            Dataset.from_minari(Recorded([episode(0, 3, "open"), episode(1, 3, "open", **changes)]))
     for empty in ([], [episode(0, 0, "open")]):
         with pytest.raises(ValueError, match="no steps"):
             Dataset.from_minari(Recorded(empty))
     nothing = episode(1, 0, "open", actions=[], rewards=[])  # of another type, as nothing says which
     assert len(all_rows(Dataset.from_minari(Recorded([episodes[0], nothing])))["returns"]) == 3
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"actions": np.zeros((3, 2), np.float32)},
-        {"observations": {"x": np.zeros((4, 2))}},
-        {"observations": {"y": np.zeros((4, 1))}},
-        {"observations": {"x": np.zeros((4, 1), np.int64)}},
-    ],
-)
-def test_minaris_episodes_that_differ_are_refused(changes):
-    with pytest.raises(ValueError, match="episodes differ in the names, shapes or types"):
-        Dataset.from_minari(Recorded([episode(0, 3, "open"), episode(1, 3, "open", **changes)]))
 
 
 class FromThree(gymnasium.Env):
@@ -711,26 +629,9 @@ def test_minaris_actions_are_as_recorded_and_are_evaluated_in_the_simulator_they
     assert trainer.eval()["eval/returns/mean"] == 8.0  # 4, twice
 
 
-def test_actions_that_are_not_of_the_space_are_refused_by_part():
-    space = spaces.Dict(
-        {"one": spaces.Discrete(3, start=-1), "two": spaces.MultiDiscrete([2, 3], start=[5, 0]), "x": spaces.Box(-1, 1)}
-    )
-    actions = {"one": np.array([-1, 1]), "two": np.array([[5, 2], [6, 0]], np.uint8), "x": np.ones((2, 1), np.float32)}
-    source = Recorded([episode(0, 2, "terminated", actions=actions)])
-    source.observation_space, source.action_space = spaces.Dict({"x": spaces.Box(-99.0, 99.0, (1,))}), space
-    dataset = Dataset.from_minari(source)
-    assert dataset.transitions["actions/one"].tolist() == [-1, 1]
-    assert dataset.transitions["actions/two"].tolist() == [[5, 2], [6, 0]]
-    assert dataset.transitions["actions/x"].tolist() == [[1.0], [1.0]]
-    assert dataset.action_space == space
-    source.episodes[0].actions["one"][0] = -2
-    with pytest.raises(ValueError, match="`actions/one` must be from -1 to 1"):
-        Dataset.from_minari(source)
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_rows_stay_on_the_device_of_the_transitions(n):
-    rows = without_next(episode_rows([3, 4], ["terminated", "truncated"]))
+    rows = broken(next_obs=None)
     expected = Dataset(rows).prepared(n, 0.9, torch.device("cpu"))
     with torch.device("meta"):  # what names no device of its own is made there, and mixes with nothing
         dataset = Dataset(rows).prepared(n, 0.9, torch.device("cpu"))
@@ -835,9 +736,3 @@ def test_minaris_file_holds_its_own_arrays(minaris):
         del file["episode_0/actions"]
         file["episode_0/actions"] = np.zeros((3, 2))
     assert "episodes differ in the names, shapes or types" in outcome("test/data-v0")
-
-
-def test_nothing_of_a_folder_is_unpickled():
-    source = Path(dataset_files.__file__).read_text()
-    assert "pickle" not in source
-    assert "torch.load(" not in source

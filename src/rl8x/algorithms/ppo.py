@@ -26,8 +26,7 @@ from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.base import Step
-from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
-from rl8x.functional.estimates import pooled_moments
+from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.models import State
 from rl8x.models.base import TrainingEffects, default_model
 from rl8x.policy import Act, Evaluation, Policy

@@ -276,7 +276,7 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     env_config={} goes back to the environment's defaults; in another --env it acts under that one's defaults.
 
     The data set has true final observations, and says where episodes terminated and where they were truncated. It is
-    in rl8x's own format, a memory-mapped TensorDict, or in Minari's; `--dataset` and `Dataset.load` read both.
+    in rl8x's own format, a file of safetensors, or in Minari's; `--dataset` and `Dataset.load` read both.
     """
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")

@@ -1,4 +1,4 @@
-"""The interface of action distributions, distributions by name and by action space, and their check before training."""
+"""The interface of action distributions, and distributions by name and by action space."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.names import check_arguments, class_named
-from rl8x.output import described
 from rl8x.plain import thawed
 from rl8x.spaces import describe_space
-from rl8x.trees import Tree, flatten_tree
 
 Params: TypeAlias = Any
 """The distribution's parameters: a named tuple of tensors, whose fields are the subclass's own."""
@@ -57,64 +55,49 @@ class Distribution(nn.Module):
 
     @abstractmethod
     def from_features(self, features: Tensor, mask: Any = None) -> Params:
-        """Make the distributions that a model's features stand for, once a batch.
+        """Make the distributions that a model's features stand for, once a batch: the `params` of the other methods.
 
         Args:
             features: The model's output, `[..., num_features]`.
             mask: True where an action is legal, `[..., num_actions]`, bool; only for discrete actions. None: all are.
-
-        Returns:
-            What the other methods take as `params`.
         """
 
     @abstractmethod
     def sample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw actions.
+        """Draw actions, `[..., *action]`; return them and what `logp` gives for them to the bit, `[...]`.
 
         Args:
             params: From `from_features`, `[...]`.
             noise: A slice of what `draw` gave, `[..., num_noise]`.
-
-        Returns:
-            Actions, `[..., *action]`, and their log-probabilities, `[...]`: the same bits as `logp` gives for them.
         """
 
     @abstractmethod
     def mode(self, params: Params) -> Actions:
-        """Return the most likely actions.
+        """Return the most likely actions, `[..., *action]`.
 
         Args:
             params: From `from_features`, `[...]`.
-
-        Returns:
-            `[..., *action]`.
         """
 
     @abstractmethod
     def logp(self, params: Params, actions: Actions) -> Tensor:
-        """Return the log-probability (or log-density) of actions.
+        """Return the log-probabilities (or log-densities) of actions in nats, `[...]`.
 
         Args:
             params: From `from_features`, `[...]`.
             actions: `[..., *action]`, legal ones.
-
-        Returns:
-            `[...]`, in nats.
         """
 
     @abstractmethod
     def entropy(self, params: Params) -> Tensor:
-        """Return the entropy.
+        """Return the entropies in nats, `[...]`.
 
         Args:
             params: From `from_features`, `[...]`.
-
-        Returns:
-            `[...]`, in nats.
         """
 
     def kl(self, params: Params, other: Params) -> Tensor:
-        """Return the Kullback-Leibler divergence KL(params || other).
+        """Return the Kullback-Leibler divergences KL(params || other) in nats, `[...]`.
 
         Distillation and an adaptive learning rate use it; other training does without it.
 
@@ -122,23 +105,17 @@ class Distribution(nn.Module):
             params: From `from_features`, `[...]`.
             other: Likewise, of the same shape.
 
-        Returns:
-            `[...]`, in nats.
-
         Raises:
             NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `kl`.")
 
     def rsample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw actions through which gradients flow to `params`.
+        """Draw actions through which gradients flow to `params`; return them and log-probabilities, as `sample` does.
 
         Args:
             params: From `from_features`, `[...]`.
             noise: A slice of what `draw` gave, `[..., num_noise]`.
-
-        Returns:
-            Actions, `[..., *action]`, and their log-probabilities, `[...]`.
 
         Raises:
             TypeError: If the distribution is over discrete actions.
@@ -156,13 +133,10 @@ class Distribution(nn.Module):
         return type(self).env_actions is not Distribution.env_actions
 
     def env_actions(self, actions: Actions) -> Actions:
-        """Return the actions for the environment: those sampled, or clipped to bounds.
+        """Return the actions for the environment, `[..., *action]`: those sampled, or clipped to bounds.
 
         Args:
             actions: Sampled actions, `[..., *action]`.
-
-        Returns:
-            `[..., *action]`.
         """
         return actions
 
@@ -187,8 +161,15 @@ def make_distribution(
         TypeError: If `spec` is none of these, or the class is not for such a space.
         ValueError: If the name, the space or an argument is unknown.
     """
-    named = _default_name(action_space) if spec is None else spec
-    cls = class_named("distribution", named, BUILTIN, Distribution, " or a subclass of Distribution")
+    if spec is None:
+        spec = next((name for name, each in BUILTIN.items() if isinstance(action_space, each.default_for)), None)
+        if spec is None:
+            legal = ", ".join(kind.__name__ for each in BUILTIN.values() for kind in each.default_for)
+            given = describe_space(action_space)
+            raise ValueError(
+                f"no built-in distribution for the action space {given}; there are for {legal}. Pass your own."
+            )
+    cls = class_named("distribution", spec, BUILTIN, Distribution, " or a subclass of Distribution")
     config = thawed(dict(config or {}))
     check_arguments(cls, config, "distribution_config", num_positional=1)
     made: Distribution = cls(action_space, **config)
@@ -201,72 +182,3 @@ def make_distribution(
             )
     return made
 
-
-def _default_name(action_space: gymnasium.Space[Any]) -> str:
-    for name, distribution in BUILTIN.items():
-        if isinstance(action_space, distribution.default_for):
-            return name
-    legal = ", ".join(kind.__name__ for distribution in BUILTIN.values() for kind in distribution.default_for)
-    given = describe_space(action_space)
-    raise ValueError(f"no built-in distribution for the action space {given}; there are for {legal}. Pass your own.")
-
-
-_ROWS = 2
-
-
-def check_distribution(distribution: Distribution, action: Tree, device: torch.device) -> None:
-    """Call each function of a distribution on features of two rows, and check the results."""
-    name, rows = type(distribution).__name__, [_ROWS]
-    generator = torch.Generator(device).manual_seed(0)
-    features = torch.randn(_ROWS, distribution.num_features, generator=generator, device=device)
-    size = (_ROWS, distribution.num_noise)
-    wanted = {path: rows + list(part.shape[1:]) for path, part in flatten_tree("actions", action).items()}
-    gave = "what from_features gave"
-    with torch.no_grad():
-        told = f"features {list(features.shape)}, and a mask or None"
-        params = _call(name, "from_features", told, lambda: distribution.from_features(features, None))
-        noise = distribution.draw(size, generator=generator, device=device)
-        drawn = _call(name, "sample", f"{gave}, and noise {list(size)}", lambda: distribution.sample(params, noise))
-        if not isinstance(drawn, tuple) or len(drawn) != 2:
-            raise ValueError(f"{name}.sample must return actions and log-probabilities; got {_shapes(drawn)} alone.")
-        actions, logp = drawn
-        _check_actions(f"{name}.sample", actions, wanted)
-        _check(f"{name}.sample", "log-probabilities [...]", logp, rows)
-        _check_actions(f"{name}.mode", _call(name, "mode", gave, lambda: distribution.mode(params)), wanted)
-        again = _call(name, "logp", f"{gave}, and sampled actions", lambda: distribution.logp(params, actions))
-        _check(f"{name}.logp", "log-probabilities [...]", again, rows)
-        if not torch.allclose(logp, again, rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise ValueError(
-                f"{name}.sample must return the log-probabilities that {name}.logp gives for the same actions, here "
-                f"{again.tolist()}; got {logp.tolist()}."
-            )
-        entropy = _call(name, "entropy", gave, lambda: distribution.entropy(params))
-        _check(f"{name}.entropy", "entropies [...]", entropy, rows)
-
-
-def _call(name: str, method: str, gets: str, function: Callable[[], Any]) -> Any:
-    """Call a function of the distribution; raise errors with its name and arguments."""
-    try:
-        return function()
-    except Exception as error:
-        raise ValueError(f"{name}.{method} raised {described(error)}. It gets {gets}.") from error
-
-
-def _check_actions(function: str, given: Any, wanted: dict[str, list[int]]) -> None:
-    parts = flatten_tree("actions", given) if isinstance(given, Tensor | dict) else {}
-    got = {path: list(part.shape) for path, part in parts.items()}
-    if got != wanted:
-        whole = list(wanted) == ["actions"]
-        shape = wanted["actions"] if whole else wanted
-        raise ValueError(f"{function} must return actions [..., *action], here {shape}; got {_shapes(given)}.")
-
-
-def _check(function: str, what: str, given: Any, shape: list[int]) -> None:
-    if not isinstance(given, Tensor) or list(given.shape) != shape:
-        raise ValueError(f"{function} must return {what}, here {shape}; got {_shapes(given)}.")
-
-
-def _shapes(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {key: _shapes(part) for key, part in given.items()}
-    return list(given.shape) if isinstance(given, Tensor) else type(given).__name__

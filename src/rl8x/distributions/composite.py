@@ -29,10 +29,6 @@ class Composite(Distribution):
         space: The `Dict` or `Tuple` space; its parts may be of these kinds themselves.
         parts: For a part's key, the arguments of its distribution, and as `"distribution"` its name or class where it
             is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
-
-    Raises:
-        TypeError: If the space is of another kind, or a part's arguments are not a mapping.
-        ValueError: If the space has no parts, there is no part of a name, or as in `make_distribution`.
     """
 
     default_for = (spaces.Dict, spaces.Tuple)
@@ -58,18 +54,10 @@ class Composite(Distribution):
         self.num_noise = sum(part.num_noise for part in self.named.values())
 
     def from_features(self, features: Tensor, mask: Mapping[str, Any] | None = None) -> CompositeParams:
-        """Make the distribution of each part.
-
-        Args:
-            features: The parts' features side by side, `[..., num_features]`.
-            mask: The masks of the parts that have one, by key, each `[..., flags]`, bool.
-        """
+        """Make each part's distribution by key, from features side by side `[..., num_features]` and masks by key."""
         pieces = torch.split(features, [part.num_features for part in self.named.values()], -1)
-        masks = mask or {}
-        return {
-            key: part.from_features(piece, masks.get(key))
-            for (key, part), piece in zip(self.named.items(), pieces, strict=True)
-        }
+        named = zip(self.named.items(), pieces, strict=True)
+        return {key: part.from_features(piece, (mask or {}).get(key)) for (key, part), piece in named}
 
     def sample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
         """Draw the actions of each part from noise `[..., num_noise]`, with their log-probabilities `[...]`."""
@@ -110,14 +98,11 @@ class Composite(Distribution):
         return {key: part.env_actions(actions[key]) for key, part in self.named.items()}
 
     def draw(self, size: Sequence[int], **options: Any) -> Tensor:
-        """Draw each part's own kind of noise, side by side.
+        """Draw each part's own kind of noise, side by side: float32, `[..., num_noise]`.
 
         Args:
             size: Shape of the noise; its last number is replaced by `num_noise`.
             options: Further arguments of `torch.rand` and `torch.randn`, such as `generator` and `device`.
-
-        Returns:
-            Float32, `[..., num_noise]`.
         """
         return torch.cat([part.draw((*size[:-1], part.num_noise), **options) for part in self.named.values()], -1)
 

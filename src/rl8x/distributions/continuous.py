@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -38,10 +39,6 @@ class Normal(Distribution):
             `log_std_bounds`. In the action's units.
         log_std_bounds: Smallest and largest logarithm of a standard deviation; beyond them it is clamped, with
             gradient 0.
-
-    Raises:
-        TypeError: If the space is of another kind.
-        ValueError: If `std` is another word, or a number is out of its range.
     """
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = (gymnasium.spaces.Box,)
@@ -95,11 +92,8 @@ class Normal(Distribution):
         return NormalParams(self._shaped(mean), (self._shaped(log_std) + self.log_initial_std).clamp(low, high))
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `mean + std * noise`, `[..., *action]`, and its log-density `[...]`; gradients flow through both.
-
-        `noise` are standard normal numbers, `[..., num_noise]`.
-        """
-        actions = self._drawn(params, noise)
+        """Draw actions `[..., *action]` by standard normal numbers `[..., num_noise]`; log-densities `[...]`."""
+        actions = self._placed(self._drawn(params, noise))
         # Scored as a stored action is, from its rounded value: with the same weights both are the same bits.
         return actions, self.logp(params, actions)
 
@@ -137,6 +131,10 @@ class Normal(Distribution):
             return actions
         return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
 
+    def _placed(self, drawn: Tensor) -> Tensor:
+        """Return the actions that numbers of the normal distribution stand for, `[..., *action]` each."""
+        return drawn
+
     def _drawn(self, params: NormalParams, noise: Tensor) -> Tensor:
         return torch.addcmul(params.mean, params.log_std.exp(), self._shaped(noise))
 
@@ -154,12 +152,17 @@ class Scaled(Normal):
 
     action_middle: Tensor
     action_half_range: Tensor
+    log_scale: Tensor
 
-    def _scale_to(self, low: Tensor, high: Tensor) -> None:
-        """Take the bounds of the box, float64 `[*action]`, which must be finite."""
-        check_bounds(self.space, type(self).__name__, "Normal")
-        self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
-        self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
+    def __init__(self, space: gymnasium.Space[Any], **options: Any) -> None:
+        super().__init__(space, **options)
+        check_bounds(space, type(self).__name__, "Normal")
+        assert isinstance(space, gymnasium.spaces.Box)
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
+        half_range = (high - low) / 2
+        scales = {"action_middle": (low + high) / 2, "action_half_range": half_range, "log_scale": half_range.log()}
+        for name, value in scales.items():
+            self.register_buffer(name, value.float(), persistent=False)
 
     def _squashed(self, u: Tensor) -> Tensor:
         """Return `middle + half_range * tanh(u)`, `[..., *action]`, within the bounds whatever is rounded."""
@@ -173,20 +176,12 @@ def normal_logp(params: NormalParams, x: Tensor) -> Tensor:
 
 
 def _checked_bounds(bounds: Sequence[float]) -> tuple[float, float]:
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         low, high = (float(bound) for bound in bounds)
-    except (TypeError, ValueError):
-        raise ValueError(f"`log_std_bounds` must be two numbers, the smaller first; got {bounds!r}.") from None
-    if not low < high:
-        raise ValueError(f"`log_std_bounds` must be two numbers, the smaller first; got {bounds!r}.")
-    return low, high
-
-
+        if low < high:
+            return low, high
+    raise ValueError(f"`log_std_bounds` must be two numbers, the smaller first; got {bounds!r}.")
 _LARGEST_TANH = 1.0 - 2.0**-24
-_NODES = 21
-_REACH = 5.0
-
-
 class SquashedNormal(Scaled):
     """Normal distributions through tanh, scaled to a bounded `Box`; actions float32 `[..., *action]`, inside of it.
 
@@ -200,14 +195,9 @@ class SquashedNormal(Scaled):
 
     Arguments are those of `Normal`; standard deviations are those before squashing.
 
-    Raises:
-        TypeError: As for `Normal`.
-        ValueError: If a bound of the space is infinite or equals the other, or as for `Normal`.
-
     Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
     """
 
-    log_scale: Tensor
     nodes: Tensor
     node_weights: Tensor
 
@@ -220,23 +210,13 @@ class SquashedNormal(Scaled):
         log_std_bounds: Sequence[float] = (-5.0, 2.0),
     ) -> None:
         super().__init__(space, std=std, initial_std=initial_std, log_std_bounds=log_std_bounds)
-        assert isinstance(space, gymnasium.spaces.Box)
-        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
-        self._scale_to(low, high)
-        nodes = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+        nodes = torch.linspace(-5.0, 5.0, 21, dtype=torch.float64)
         weights = torch.exp(-0.5 * nodes.square())
-        log_scale = ((high - low) / 2).log()
-        for name, value in (("nodes", nodes), ("node_weights", weights / weights.sum()), ("log_scale", log_scale)):
+        for name, value in (("nodes", nodes), ("node_weights", weights / weights.sum())):
             self.register_buffer(name, value.float(), persistent=False)
 
-    def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions `[..., *action]` from standard normal numbers `[..., num_noise]`, with log-densities `[...]`.
-
-        These are computed from the rounded actions.
-        """
-        actions = self._squashed(self._drawn(params, noise))
-        return actions, self.logp(params, actions)
-
+    def _placed(self, drawn: Tensor) -> Tensor:
+        return self._squashed(drawn)
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the same as `sample`, log-densities `[...]` from before rounding; gradients flow through both."""
         u, noise = self._drawn(params, noise), self._shaped(noise)
@@ -295,10 +275,6 @@ class NoisyDeterministic(Scaled):
         noise_std_min: Where copies have standard deviations of their own, the smallest; `noise_std` is then the
             largest. Only TD3, whose losses need no log-probabilities, can train with it.
 
-    Raises:
-        TypeError: If the space is not a `Box` of floating-point numbers.
-        ValueError: If a bound is infinite or equals the other, or a standard deviation is out of its range.
-
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,
     arXiv:2505.22642, section 3.
     """
@@ -310,7 +286,6 @@ class NoisyDeterministic(Scaled):
     ) -> None:
         super().__init__(space, std="state")
         self.num_features = self.num_noise
-        self._scale_to(self.action_low.double(), self.action_high.double())
         least = noise_std if noise_std_min is None else noise_std_min
         if not 0.0 < least <= noise_std < math.inf:
             raise ValueError(
@@ -322,26 +297,24 @@ class NoisyDeterministic(Scaled):
 
     def from_features(self, features: Tensor, mask: None = None) -> NormalParams:
         """Make means in the box, and logarithms of standard deviations, from features `[..., num_features]`."""
-        mean = self.means(features)
-        std = self._stds(mean) * self.action_half_range
-        return NormalParams(mean, std.log().expand_as(mean))
+        mean, shares = self.means(features), torch.full_like(self.action_half_range, self.noise_std)
+        if self.by_copy:
+            copies = mean.shape[0]  # `len` would fix it in a trace
+            places = (torch.arange(copies, device=mean.device, dtype=mean.dtype) + 0.5) / copies
+            spread = self.noise_std - self.noise_std_min
+            shares = (self.noise_std_min + spread * places).view(-1, *(1,) * (mean.dim() - 1))
+        return NormalParams(mean, (shares * self.action_half_range).log().expand_as(mean))
 
     def means(self, features: Tensor) -> Tensor:
-        """Return the actions without noise; gradients flow.
+        """Return the actions without noise, `[..., *action]`, in the box; gradients flow.
 
         Args:
             features: `[..., num_features]`.
-
-        Returns:
-            `[..., *action]`, in the box.
         """
         return self._squashed(self._shaped(features))
 
-    def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions `[..., *action]` from standard normal numbers `[..., num_noise]`, with `logp`, `[...]`."""
-        actions = self.env_actions(self._drawn(params, noise))
-        return actions, self.logp(params, actions)
-
+    def _placed(self, drawn: Tensor) -> Tensor:
+        return self.env_actions(drawn)
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
         """Return log-densities, at bounds log-probabilities, of actions `[..., *action]`, summed over dimensions."""
         below, above = self._tails(params)
@@ -367,16 +340,6 @@ class NoisyDeterministic(Scaled):
         """Return the bounds in standard deviations from the mean, `[..., *action]` each."""
         scale = (-params.log_std).exp()
         return (self.action_low - params.mean) * scale, (self.action_high - params.mean) * scale
-
-    def _stds(self, mean: Tensor) -> Tensor:
-        """Return standard deviations as shares of half the range, to be broadcast with means `[..., *action]`."""
-        low, high = self.noise_std_min, self.noise_std
-        if low == high:
-            return mean.new_full((), high)
-        copies = mean.shape[0]  # `len` would fix it in a trace
-        places = (torch.arange(copies, device=mean.device, dtype=mean.dtype) + 0.5) / copies
-        return (low + (high - low) * places).view(-1, *(1,) * (mean.dim() - 1))
-
 
 def _moment(z: Tensor) -> Tensor:
     """Return z phi(z), phi the standard normal density; 0 in the limit."""

@@ -26,8 +26,7 @@ class CategoricalParams(NamedTuple):
 
 
 class Choices(Distribution):
-    """The common base of one choice among numbered actions and of several independent ones; actions are int64."""
-
+    """What one choice among numbered actions and several independent ones share; actions are int64."""
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *action]` by one uniform number a choice, `[..., num_noise]`; score them, `[...]`."""
         index = inverse_cdf(params.log_probs, noise.reshape(params.log_probs.shape[:-1]))
@@ -70,9 +69,6 @@ class Categorical(Choices):
 
     Args:
         space: The `Discrete` space; actions count from its `start`.
-
-    Raises:
-        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.Discrete,)
@@ -80,7 +76,7 @@ class Categorical(Choices):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise TypeError(f"Categorical needs a Discrete action space; got {describe_space(space)}.")
+            raise TypeError(f"{type(self).__name__} needs a Discrete action space; got {describe_space(space)}.")
         self.num_features = int(space.n)
         self.num_noise = 1
         self.start = int(space.start)
@@ -108,9 +104,6 @@ class MultiCategorical(Choices):
 
     Args:
         space: The `MultiDiscrete` space; actions count from its `start`.
-
-    Raises:
-        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.MultiDiscrete,)
@@ -183,7 +176,11 @@ def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
     probs = log_probs.detach().float().exp()
     uniform = uniform.clamp(max=LARGEST_UNIFORM)
     if probs.shape[-1] > _UNROLLED_CHOICES:
-        return _first_hit(probs, uniform)
+        # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, so
+        # that has to be asked for, and the last sum need not be the largest.
+        partial_sums = probs.cumsum(-1).where(probs > 0, 0.0)
+        thresholds = (uniform * partial_sums.amax(-1)).unsqueeze(-1)
+        return (partial_sums > thresholds).to(torch.uint8).argmax(-1)
     # Added up one by one, a choice of probability 0 leaves the sum as it is, and cannot be the first above anything.
     columns = probs.unbind(-1)
     sums = [columns[0]]
@@ -194,14 +191,6 @@ def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
     for partial in sums[:-1]:
         index += partial <= threshold
     return index
-
-
-def _first_hit(probs: Tensor, uniform: Tensor) -> Tensor:
-    # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, so that
-    # has to be asked for, and the last sum need not be the largest.
-    sums = probs.cumsum(-1).where(probs > 0, 0.0)
-    threshold = uniform * sums.amax(-1)
-    return (sums > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
 
 
 class BernoulliParams(NamedTuple):
@@ -215,9 +204,6 @@ class Bernoulli(Distribution):
 
     Args:
         space: The `MultiBinary` space.
-
-    Raises:
-        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.MultiBinary,)
@@ -292,10 +278,6 @@ class EpsilonGreedy(Categorical):
 
     Source: Watkins 1989, "Learning from delayed rewards"; Mnih et al. 2015, "Human-level control through deep
     reinforcement learning", algorithm 1.
-
-    Raises:
-        TypeError: If the space is of another kind.
-        ValueError: If `epsilon` is not in [0, 1].
     """
 
     default_for = ()  # type: ignore[assignment] # Categorical is the default
@@ -303,8 +285,6 @@ class EpsilonGreedy(Categorical):
     epsilon: Tensor
 
     def __init__(self, space: gymnasium.Space[Any], *, epsilon: float = 0.0) -> None:
-        if not isinstance(space, gymnasium.spaces.Discrete):
-            raise TypeError(f"EpsilonGreedy needs a Discrete action space; got {describe_space(space)}.")
         super().__init__(space)
         self.register_buffer("epsilon", torch.zeros((), dtype=torch.float32))
         self.set_epsilon(epsilon)
@@ -313,10 +293,7 @@ class EpsilonGreedy(Categorical):
         """Change the share of random actions in place.
 
         Args:
-            epsilon: The new share, in [0, 1].
-
-        Raises:
-            ValueError: If it is not in [0, 1]; the share stays as it is.
+            epsilon: The new share, in [0, 1]; with another one a ValueError is raised, and the share stays as it is.
         """
         if not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"`epsilon` must be at least 0 and at most 1; got {epsilon!r}.")

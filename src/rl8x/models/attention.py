@@ -1,8 +1,4 @@
-"""Attention blocks over torch's fused `scaled_dot_product_attention`, their skip connections and positions.
-
-A perceiver reads long inputs into latent vectors, a pointer chooses among elements. A mask is True where a query may
-look.
-"""
+"""Attention over torch's fused `scaled_dot_product_attention`; a mask is True where a query may look."""
 
 from __future__ import annotations
 
@@ -29,9 +25,6 @@ class Skip(nn.Module):
 
     Attributes:
         num_outputs: Width of what is joined: `num_inputs + num_outputs` for `cat`, else that of y.
-
-    Raises:
-        ValueError: If the name is unknown, a width is less than 1, or the widths differ for `residual`.
     """
 
     def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
@@ -47,14 +40,11 @@ class Skip(nn.Module):
         self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join input and output.
+        """Return both joined, `[..., self.num_outputs]`.
 
         Args:
             x: The layer's input, `[..., num_inputs]`.
             y: Its output, as wide as it was said to be.
-
-        Returns:
-            `[..., self.num_outputs]`.
         """
         if self.kind == "residual":
             return x + y
@@ -65,11 +55,8 @@ class PositionalEmbedding(nn.Module):
     """Add a learned vector to each position of a sequence.
 
     Args:
-        max_length: Length of the longest sequence.
-        width: Width of its elements.
-
-    Raises:
-        ValueError: If one of them is less than 1.
+        max_length: Length of the longest sequence, at least 1.
+        width: Width of its elements, at least 1.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5, the learned ones.
     """
@@ -83,13 +70,7 @@ class PositionalEmbedding(nn.Module):
         """Add the vectors of the first S positions.
 
         Args:
-            x: A sequence, `[..., S, width]`.
-
-        Returns:
-            `[..., S, width]`.
-
-        Raises:
-            ValueError: If the sequence is longer than `max_length`.
+            x: A sequence, `[..., S, width]`, as the result is.
         """
         if x.shape[-2] > len(self.weight):
             raise ValueError(
@@ -105,9 +86,6 @@ class Attention(nn.Module):
         width: Width of queries and of the output; a multiple of `num_heads`.
         num_heads: Heads, at least 1.
         context_width: Width of the context; None: that of the queries.
-
-    Raises:
-        ValueError: If a width or `num_heads` is less than 1, or `num_heads` does not divide `width`.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
@@ -128,16 +106,13 @@ class Attention(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Let each query gather from the context.
+        """Return what each query gathers from the context, `[B, Q, width]`.
 
         Args:
             x: Queries, `[B, Q, width]`.
             context: Keys and values, `[B, S, context_width]`.
-            mask: True where a query may look, bool, broadcast to `[B, Q, S]`: `[B, 1, S]` for a
-                context with padding, `[S, S]` for a causal one. A query that may look nowhere gathers zeros.
-
-        Returns:
-            `[B, Q, width]`.
+            mask: True where a query may look, bool, broadcast to `[B, Q, S]`: `[B, 1, S]` for a context with padding,
+                `[S, S]` for a causal one. A query that may look nowhere gathers zeros.
         """
         query, key, value = (
             layer(inputs).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -169,9 +144,6 @@ class CrossAttention(nn.Module):
     Attributes:
         num_outputs: Width of the output: `width`, or 3 times that with `"cat"`.
 
-    Raises:
-        ValueError: If a width or a name is not legal, as in `Attention`, `Skip` and `MLP`.
-
     Source: Xiong et al. 2020, arXiv:2002.04745 (normalisation before each part).
     """
 
@@ -199,15 +171,12 @@ class CrossAttention(nn.Module):
         self.num_outputs = self.mlp_skip.num_outputs
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read a context by queries.
+        """Return what the queries read from a context, `[B, Q, num_outputs]`.
 
         Args:
             x: Queries, `[B, Q, width]`.
             context: What they look at, `[B, S, context_width]`.
             mask: Where a query may look, as in `Attention`.
-
-        Returns:
-            `[B, Q, num_outputs]`.
         """
         return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
 
@@ -249,9 +218,6 @@ class SelfAttentionStack(nn.Module):
 
     Attributes:
         num_outputs: Width of the output: `width`, or 3 times as much for each block with `skip="cat"`.
-
-    Raises:
-        ValueError: If there is no block, or as in `SelfAttention`.
     """
 
     def __init__(self, width: int, num_heads: int, num_layers: int, **options: Any) -> None:
@@ -265,14 +231,11 @@ class SelfAttentionStack(nn.Module):
             self.num_outputs = block.num_outputs
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the blocks to a sequence.
+        """Return the last block's output, `[B, S, num_outputs]`.
 
         Args:
-            x: `[B, S, width]`.
+            x: A sequence, `[B, S, width]`.
             mask: Where an element may look, as in `Attention`.
-
-        Returns:
-            `[B, S, num_outputs]`.
         """
         for block in self.blocks:
             x = block(x, mask)
@@ -280,7 +243,7 @@ class SelfAttentionStack(nn.Module):
 
 
 class Perceiver(nn.Module):
-    """Latent vectors that look at the inputs, then at each other, as often as there are layers.
+    """Alternating cross-attention to the inputs and self-attention over latent vectors.
 
     Args:
         num_inputs: Width of the inputs.
@@ -293,9 +256,6 @@ class Perceiver(nn.Module):
 
     Attributes:
         num_outputs: Width of the output, which is `width`.
-
-    Raises:
-        ValueError: If a number is less than 1, or as in `CrossAttention`.
 
     Source: Jaegle et al. 2021, arXiv:2103.03206.
     """
@@ -324,14 +284,11 @@ class Perceiver(nn.Module):
         self.stacks = nn.ModuleList(SelfAttentionStack(width, num_heads, num_blocks, **options) for _ in layers)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read inputs into latents.
+        """Return latents that have read the inputs, `[B, num_latents, width]`.
 
         Args:
             inputs: `[B, S, num_inputs]`.
             mask: True where an input counts, `[B, S]`, bool.
-
-        Returns:
-            `[B, num_latents, width]`.
         """
         latents = self.latents.expand(inputs.shape[0], -1, -1)
         visible = None if mask is None else mask.unsqueeze(1)
@@ -344,12 +301,9 @@ class PointerNetwork(nn.Module):
     """Score the elements of a set against a query: logits_i = v . tanh(W_k e_i + W_q q).
 
     Args:
-        num_inputs: Width of the elements.
-        query_width: Width of the query.
-        hidden_size: Width in between.
-
-    Raises:
-        ValueError: If a width is less than 1.
+        num_inputs: Width of the elements, at least 1.
+        query_width: Width of the query, at least 1.
+        hidden_size: Width in between, at least 1.
 
     Source: Vinyals et al. 2015, arXiv:1506.03134, eq. 3.
     """
@@ -362,15 +316,12 @@ class PointerNetwork(nn.Module):
         self.score = nn.Linear(hidden_size, 1, bias=False)
 
     def forward(self, query: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Score elements.
+        """Return the logits of elements, `[..., S]`; those of masked ones so low that their probability is 0.
 
         Args:
             query: `[..., query_width]`.
             elements: `[..., S, num_inputs]`.
             mask: True where there is an element that may be chosen, `[..., S]`, bool.
-
-        Returns:
-            Logits, `[..., S]`; those of masked elements so low that their probability is 0.
         """
         hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
         # A sum, and no product of matrices, which autocast would take in bfloat16.

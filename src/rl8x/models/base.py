@@ -1,4 +1,4 @@
-"""The interface of models, models by name, and the check of their shapes and side effects before training."""
+"""The interface of models, and models by name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import gymnasium
-import torch
 from torch import Tensor, nn
 
-from rl8x.execution.execution import kept_generators
 from rl8x.models.encoders import is_image
 from rl8x.models.layers import check_widths
 from rl8x.names import check_arguments, class_named
-from rl8x.output import described
 from rl8x.plain import thawed
 from rl8x.spaces import leaves
-from rl8x.trees import flatten_tree
 
 State = dict[str, Tensor]
 
@@ -34,10 +30,7 @@ class Model(nn.Module):
 
     Args:
         observation_space: Space of one copy's observation.
-        num_features: Width of the features that the action distribution needs.
-
-    Raises:
-        ValueError: If `num_features` is not a whole number of at least 1.
+        num_features: Width of the features that the action distribution needs, at least 1.
     """
 
     recurrent: ClassVar[bool] = False
@@ -50,51 +43,39 @@ class Model(nn.Module):
         self.num_features = num_features
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state before anything was seen; none when feedforward.
+        """Return the state before anything was seen, tensors by name, each `[num_envs, *]`; none when feedforward.
 
         Args:
             num_envs: Copies of the environment.
-
-        Returns:
-            Tensors by name, each `[num_envs, *]`.
         """
         return {}
 
     def actor_state(self, state: State) -> State:
-        """Return the part of a state that `policy_features` needs for actions alone, without the critic's.
+        """Return those tensors of a state that `policy_features` needs for actions alone, without the critic's.
 
         Args:
             state: A whole state, each `[B, *]`.
-
-        Returns:
-            Some of these tensors.
         """
         return state
 
     @abstractmethod
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Read sequences of observations.
+        """Read sequences; return features `[T, B, num_features]`, values `[T, B]`, and the state after, each `[B, *]`.
 
         Args:
             obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
             state: The state before the first of them, each `[B, *]`.
-            starts: Where an observation begins an episode, `[T, B]`, bool. A recurrent model resets its
-                state there, before it reads the observation.
-
-        Returns:
-            Features `[T, B, num_features]`, values `[T, B]`, and the state after the last observation, each `[B, *]`.
+            starts: Where an observation begins an episode, `[T, B]`, bool. A recurrent model resets its state there,
+                before it reads the observation.
         """
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone; a subclass may skip the actor's work.
+        """Return the values alone, `[T, B]`; a subclass may skip the actor's work.
 
         Args:
-            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
-            state: The state before the first of them, each `[B, *]`.
-            starts: Where an observation begins an episode, `[T, B]`, bool.
-
-        Returns:
-            Values, `[T, B]`.
+            obs: As in `forward`.
+            state: As in `forward`.
+            starts: As in `forward`.
         """
         values: Tensor = self(obs, state, starts)[1]
         return values
@@ -103,12 +84,9 @@ class Model(nn.Module):
         """Return features and state without values, as `forward` does; a subclass may skip the critic's work.
 
         Args:
-            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
-            state: The state before the first of them, each `[B, *]`, whole or as `actor_state` returns it.
-            starts: Where an observation begins an episode, `[T, B]`, bool.
-
-        Returns:
-            Features `[T, B, num_features]`, and the state after the last observation, each `[B, *]`.
+            obs: As in `forward`.
+            state: As in `forward`, whole or as `actor_state` returns it, each `[B, *]`.
+            starts: As in `forward`.
         """
         features, _, state = self(obs, state, starts)
         return features, state
@@ -146,21 +124,16 @@ def make_model(
         if spec.num_features != num_features:
             features = f"num_features={spec.num_features}"
             raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
-        return _copied(spec)
+        try:
+            return copy.deepcopy(spec)
+        except Exception as error:
+            raise TypeError(
+                f"what is built trains a copy of the {name} given, which cannot be copied "
+                f"({str(error).splitlines()[0]:.200}): give the class, and its arguments as `model_config`."
+            ) from error
     cls = model_class(spec, observation_space)
     check_arguments(cls, config, "model_config", num_positional=2)
     return cls(observation_space, num_features, **config)
-
-
-def _copied(model: Model) -> Model:
-    """Return a model with the same weights in memory of its own."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise TypeError(
-            f"what is built trains a copy of the {type(model).__name__} given, which cannot be copied "
-            f"({str(error).splitlines()[0]:.200}): give the class, and its arguments as `model_config`."
-        ) from error
 
 
 def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Space[Any]) -> type[Model]:
@@ -171,7 +144,7 @@ def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Spa
         observation_space: Space of one copy's observation.
 
     Raises:
-        TypeError: If `spec` is none of these.
+        TypeError: If `spec` is neither.
         ValueError: If the name is unknown.
     """
     named = default_model(observation_space) if spec is None else spec
@@ -202,96 +175,7 @@ def config_with_critic_obs(
 
 
 class TrainingEffects(NamedTuple):
-    """The side effects of a model in training mode.
+    """The side effects of a model in training mode."""
 
-    Attributes:
-        draws: Whether it draws from torch's own generators, as dropout does.
-        writes: Whether it changes its buffers, as batch normalisation does.
-    """
-
-    draws: bool = False
-    writes: bool = False
-
-
-def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
-    """Run a model in evaluation mode and in training mode, and check its results.
-
-    Neither its buffers nor torch's generators change. It is left in evaluation mode.
-    """
-    name = type(model).__name__
-    state = model.initial_state(starts.shape[1])
-    if state and not model.recurrent:
-        raise ValueError(f"{name}.initial_state gives a state: write `recurrent = True` in the class {name}.")
-    model.eval()
-    given, acting = _tried(model, obs, state, starts)
-    _check_result(model, given, state, starts)
-    for does, what, how in (
-        (acting.draws, "draws random numbers", "draw"),
-        (acting.writes, "changes its buffers", "change them"),
-    ):
-        if does:
-            raise ValueError(
-                f"{name}.forward {what} in evaluation mode too, so that evaluations, played episodes and exports could "
-                f"not be repeated: {how} only where `self.training` is true, as nn.Dropout and nn.BatchNorm1d do."
-            )
-    model.train()
-    given, effects = _tried(model, obs, state, starts)
-    _check_result(model, given, state, starts)
-    model.eval()
-    return effects
-
-
-@torch.no_grad()
-def _tried(model: Model, obs: Any, state: State, starts: Tensor) -> tuple[Any, TrainingEffects]:
-    """Run a model and undo its side effects; return its results and these effects."""
-    kept = [buffer.clone() for buffer in model.buffers()]
-    on_cuda = starts.device.type == "cuda"
-
-    def drawn() -> Tensor:
-        return torch.cuda.get_rng_state(starts.device) if on_cuda else torch.get_rng_state()
-
-    with kept_generators(starts.device):
-        before = drawn()
-        given = run_model(model, obs, state, starts)
-        draws, writes = not torch.equal(drawn(), before), False
-    for buffer, value in zip(model.buffers(), kept, strict=True):
-        writes = writes or not torch.equal(buffer.nan_to_num(), value.nan_to_num())
-        buffer.copy_(value)
-    return given, TrainingEffects(draws, writes)
-
-
-def run_model(model: Model, obs: Any, state: State, starts: Tensor) -> Any:
-    """Call a model, and return what it gives."""
-    try:
-        return model(obs, state, starts)
-    except Exception as error:
-        shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in flatten_tree("obs", obs).items())
-        raise ValueError(
-            f"{type(model).__name__}.forward raised {described(error)}. It gets observations [T, B, *obs], here "
-            f"{shapes}, the state before and `starts` [T, B]."
-        ) from error
-
-
-def _check_result(model: Model, given: Any, state: State, starts: Tensor) -> None:
-    """Check the shapes of a model's results."""
-    name = type(model).__name__
-    if not isinstance(given, tuple) or len(given) != 3:
-        returned = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
-        raise ValueError(f"{name}.forward must return features, values and the state after; got {returned}.")
-    features, values, after = given
-    _check_shape(name, "features [T, B, num_features]", features, [*starts.shape, model.num_features])
-    _check_shape(name, "values [T, B]", values, [*starts.shape])
-    if _shapes(after) != _shapes(state):
-        raise ValueError(
-            f"{name}.forward must return a state like the one before, {_shapes(state)}; got {_shapes(after)}."
-        )
-
-
-def _check_shape(name: str, what: str, given: Any, shape: list[int]) -> None:
-    got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-    if got != shape:
-        raise ValueError(f"{name}.forward must return {what}, here {shape}; got {got}.")
-
-
-def _shapes(state: State) -> Any:
-    return {key: list(part.shape) for key, part in state.items()} if isinstance(state, dict) else type(state).__name__
+    draws: bool = False  # from torch's own generators, as dropout does
+    writes: bool = False  # into its buffers, as batch normalisation does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -19,16 +19,10 @@ from rl8x.spaces import describe_space, leaves
 
 
 class FlatObservations(nn.Module):
-    """Lay an observation out as one vector, `[..., *obs]` to `[..., width]`.
+    """Lay an observation out as one vector of float32, `[..., *obs]` to `[..., width]`.
 
-    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1], `Discrete` and each part of `MultiDiscrete`
-    one-hot encoded, `MultiBinary` taken as 0 and 1. The parts of a `Dict` are joined in the space's order, and so are
-    those of a `Tuple`, whose observations are a dict with the keys "0", "1", ...
-
-    Attributes:
-        width: Width of the vector.
-        leaf_widths: Width of each part that has no parts itself.
-        is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
+    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1]; `Discrete` and parts of `MultiDiscrete` are
+    one-hot; parts of a `Dict` or a `Tuple` are joined in its order. Where `is_vector`, `obs.float()` does the same.
     """
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
@@ -108,42 +102,34 @@ def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: 
 def visible_columns(
     space: gymnasium.Space[Any], widths: Sequence[int], critic_obs: Sequence[str], shared: bool
 ) -> Tensor | None:
-    """Return which columns of a flattened observation the actor sees, `[width]`, bool; None: all.
-
-    `widths` are those of the space's leaves; what `actor_space` refuses is refused.
-    """
+    """Return which columns of a flattened observation the actor sees, `[width]`, bool, by leaves' widths; None: all."""
     if actor_space(space, critic_obs, shared) is space:
         return None
     parts = zip(leaves(space), widths, strict=True)
     return torch.cat([torch.full((width,), path[0] not in critic_obs) for (path, _), width in parts])
 
 
-LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-SMALL = ((16, 3, 1), (32, 3, 1))
-_LARGE_SIDE = 36
-_SMALL_SIDE = 5
-# Whole numbers that float32 tells from each other.
-_MOST_LEVELS = 2**24
-
 Convolution: TypeAlias = tuple[int, int, int]
 """Channels, side of the kernel, stride."""
 Channels: TypeAlias = Literal["auto", "first", "last"]
 
+_FOR_LARGE: Final[Sequence[Convolution]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_FOR_SMALL: Final[Sequence[Convolution]] = ((16, 3, 1), (32, 3, 1))
+# Whole numbers that float32 tells from each other.
+_MOST_LEVELS: Final = 2**24
+
 
 def is_image(space: gymnasium.Space[Any]) -> bool:
     """Say whether a space is a `Box` of rank 3, or of rank 2 and whole numbers, and at least 5 x 5."""
-    if not isinstance(space, gymnasium.spaces.Box):
+    if not isinstance(space, spaces.Box):
         return False
     if len(space.shape) == 2:
-        return np.issubdtype(space.dtype, np.integer) and min(space.shape) >= _SMALL_SIDE
-    return len(space.shape) == 3 and sorted(space.shape)[1] >= _SMALL_SIDE
+        return np.issubdtype(space.dtype, np.integer) and min(space.shape) >= 5
+    return len(space.shape) == 3 and sorted(space.shape)[1] >= 5
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over images, `[T, B, *image]` to `[T, B, width]`.
-
-    Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
-    """
+    """Convolutions over images, `[T, B, *image]` to `[T, B, width]`."""
 
     def __init__(
         self,
@@ -151,11 +137,10 @@ class ImageEncoder(nn.Module):
         convolutions: Sequence[Convolution] | None,
         activation: str,
         channels: Channels,
-        *,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3):
+        if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
             raise TypeError(f"the model for images needs a Box of rank 3; got {describe_space(space)}. Try 'mlp'.")
         if channels not in ("auto", "first", "last"):
             raise ValueError(f"`channels` must be 'auto', 'first' or 'last'; got {channels!r}.")
@@ -169,19 +154,28 @@ class ImageEncoder(nn.Module):
         scaled = np.issubdtype(space.dtype, np.integer) and high - low < _MOST_LEVELS
         self.low, self.range = (low, max(high - low, 1.0)) if scaled else (0.0, 1.0)
         if convolutions is None:
-            convolutions = LARGE if min(self.shape[1:]) >= _LARGE_SIDE else SMALL
-        self.width = _flat_size(self.shape, convolutions)
+            convolutions = _FOR_LARGE if min(self.shape[1:]) >= 36 else _FOR_SMALL
         layers: list[nn.Module] = []
-        num_channels = self.shape[0]
-        for size, kernel, stride in convolutions:
+        num_channels, *sides = self.shape
+        for convolution in convolutions:
+            if len(convolution) != 3:
+                raise ValueError(f"each of `convolutions` is (channels, kernel, stride); got {convolution!r}.")
+            check_sizes("convolutions", convolution)
+            size, kernel, stride = convolution
+            if kernel > min(sides):
+                raise ValueError(
+                    f"`convolutions`: a kernel of {kernel} does not fit the {sides[0]} x {sides[1]} that is left of an "
+                    f"image of {self.shape[1]} x {self.shape[2]}. Use fewer, smaller ones."
+                )
             layer = nn.Conv2d(num_channels, size, kernel, stride)
             nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
             norms = [nn.GroupNorm(1, size)] if layer_norm else []  # one group is the whole layer
             layers += [layer, *norms, make_activation(activation)]
-            num_channels = size
+            num_channels, sides = size, [(side - kernel) // stride + 1 for side in sides]
         self.convolutions = nn.Sequential(*layers)
+        self.width = num_channels * math.prod(sides)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return images `[T, B, *image]` as vectors, `[T, B, width]`."""
@@ -203,11 +197,7 @@ class ImageEncoder(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """Turn observations of any space into one vector, `[T, B, *obs]` to `[T, B, width]`.
-
-    Each image goes through convolutions of its own; everything else is laid out as `FlatObservations` does. What the
-    parts give is joined in the space's order. Parts of an observation that the space does not have are not read.
-    """
+    """Turn observations into one vector, `[T, B, *obs]` to `[T, B, width]`: images by convolutions, the rest flat."""
 
     def __init__(
         self,
@@ -220,15 +210,14 @@ class ObservationEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.paths = [path for path, _ in leaves(space)]
-        parts = [
-            ImageEncoder(leaf, convolutions, activation, channels, layer_norm=layer_norm)
-            if is_image(leaf)
-            else FlatObservations(leaf)
-            for _, leaf in leaves(space)
-        ]
-        self.parts = nn.ModuleList(parts)
-        self.has_images = any(isinstance(part, ImageEncoder) for part in parts)
-        self.leaf_widths = [part.width for part in parts]
+        self.parts = nn.ModuleList()
+        self.leaf_widths: list[int] = []
+        for _, leaf in leaves(space):
+            image = is_image(leaf)
+            options = (convolutions, activation, channels, layer_norm)
+            part = ImageEncoder(leaf, *options) if image else FlatObservations(leaf)
+            self.parts.append(part)
+            self.leaf_widths.append(part.width)
         self.width = sum(self.leaf_widths)
 
     def forward(self, obs: Any) -> Tensor:
@@ -236,19 +225,3 @@ class ObservationEncoder(nn.Module):
         encoded = [part(part_at(path, obs)) for path, part in zip(self.paths, self.parts, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 
-
-def _flat_size(shape: Sequence[int], convolutions: Sequence[Convolution]) -> int:
-    """Return how many numbers the convolutions leave of an image."""
-    channels, height, width = shape
-    for convolution in convolutions:
-        if len(convolution) != 3:
-            raise ValueError(f"each of `convolutions` is (channels, kernel, stride); got {convolution!r}.")
-        check_sizes("convolutions", convolution)
-        channels, kernel, stride = convolution
-        if kernel > min(height, width):
-            raise ValueError(
-                f"`convolutions`: a kernel of {kernel} does not fit the {height} x {width} that is left of an image of "
-                f"{shape[1]} x {shape[2]}. Use fewer, smaller ones."
-            )
-        height, width = ((side - kernel) // stride + 1 for side in (height, width))
-    return channels * height * width

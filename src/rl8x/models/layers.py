@@ -3,8 +3,7 @@
 Autograd by itself keeps a new matrix for every product, activation and gradient. They come from memory that has left
 the cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. `perceptron` is one step of
 automatic differentiation: activations and gradients overwrite matrices that nothing else refers to, and CPU matmul
-kernels are chosen by shape. Eager PPO without it is 13% slower on one thread (Zen 5). A stack of perceptrons,
-`[size, rows, ...]`, goes the same way.
+kernels are chosen by shape. Eager PPO without it is 13% slower on one thread (Zen 5).
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ class SquaredReLU(nn.Module):
         """Apply the function to every element.
 
         Args:
-            x: `[...]`.
-
-        Returns:
-            `[...]`.
+            x: `[...]`, as the result is.
         """
         return torch.relu(x).square()
 
@@ -63,9 +59,6 @@ def activation(name: str) -> nn.Module:
 
     Args:
         name: A key of `ACTIVATIONS`.
-
-    Raises:
-        ValueError: If there is none of that name; the message has the nearest ones.
     """
     if name not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", name, ACTIVATIONS))
@@ -73,7 +66,7 @@ def activation(name: str) -> nn.Module:
 
 
 def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """Replace the logits of masked elements by a number whose exponential is 0.
+    """Replace the logits of masked elements by a number whose exponential is 0; return `[..., num_choices]`.
 
     It is finite, because 0 * -inf in the entropy and in its gradient would be NaN, and half of the least one, because
     `log_softmax` subtracts the largest logit from it.
@@ -81,50 +74,49 @@ def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
     Args:
         logits: `[..., num_choices]`, floating-point.
         mask: True where an element counts, bool, of a shape that broadcasts to that of `logits`.
-
-    Returns:
-        `[..., num_choices]`.
     """
     return torch.where(mask, logits, torch.finfo(logits.dtype).min / 2)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """Return the mean along `dim` of the elements that count; 0 if there are none.
+    """Return the mean along `dim` of the elements that count, 0 if there are none: `[...]` without `dim`.
 
     Args:
         x: `[...]`; the values of masked elements, NaN too, have no influence.
         mask: True where an element counts, bool, of a shape that broadcasts to that of `x`.
         dim: The dimension to reduce.
-
-    Returns:
-        The shape of `x` without `dim`.
     """
     mask = mask.expand_as(x)
     return torch.where(mask, x, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
 class LinearStack(nn.Module):
-    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`."""
+    """Linear layers side by side, `[size, rows, inputs]` to `[size, rows, outputs]`, each block orthogonal."""
 
-    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float | None) -> None:
+    def __init__(
+        self, size: int, num_inputs: int, num_outputs: int, gain: float | None, *, num_blocks: int = 1
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, num_inputs, num_outputs))
         self.bias = nn.Parameter(torch.zeros(size, 1, num_outputs))
         for weight in self.weight.data:
-            initialise(weight.T, gain)
+            for block in weight.T.chunk(num_blocks):
+                initialise(block, gain)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply all rows in one batched product."""
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, part: slice | None = None) -> Tensor:
+        """Multiply all rows, or those of a part of the layers, in one batched product."""
+        if part is None:
+            return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias[part], x, self.weight[part])
 
 
 class HeadStack(LinearStack):
     """Such layers that compute in float32 where autocast has others compute in bfloat16."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, part: slice | None = None) -> Tensor:
         """Multiply all rows in one batched product."""
         with torch.autocast(x.device.type, enabled=False):
-            return super().forward(x.to(self.weight.dtype))
+            return super().forward(x.to(self.weight.dtype), part)
 
 
 class LayerNormStack(nn.Module):
@@ -149,14 +141,11 @@ def linear(
     """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
 
     Args:
-        num_inputs: Width of the input, `[..., num_inputs]`.
-        num_outputs: Width of the output, `[..., num_outputs]`.
+        num_inputs: Width of the input, `[..., num_inputs]`, at least 1.
+        num_outputs: Width of the output, `[..., num_outputs]`, at least 1.
         gain: Factor of the weight; sqrt(2) keeps the scale of what goes through a ReLU. None: the weight is uniform
             within 1 / sqrt(num_inputs).
         kind: Class of the layer.
-
-    Raises:
-        ValueError: If a width is less than 1.
 
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
@@ -224,7 +213,7 @@ class Layer(NamedTuple):
 
 
 def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
-    """Return the layers of a sequential perceptron that `perceptron` can apply to x, `[rows, inputs]`, or of a stack.
+    """Return the layers of a perceptron, or of a stack, that `perceptron` can apply to x, `[rows, inputs]`.
 
     None where the modules should be called: another precision, device or tracing is in force, or one of them is not a
     plain linear layer, ReLU or tanh without hooks.
@@ -308,10 +297,7 @@ def _gradients(
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply `[rows, terms]` by `[terms, columns]`, or stacks of such, in float32 on the CPU, eagerly.
-
-    The bias, `[columns]` or `[size, 1, columns]`, is added to every row.
-    """
+    """Multiply `[rows, terms]` by `[terms, columns]` eagerly in float32 on the CPU, and add a bias; or stacks."""
     columns = right.shape[-1]
     if left.dim() == 2:
         if left.is_contiguous() and _suits_onednn(left, columns):
@@ -329,10 +315,7 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, or stacks of such, eagerly.
-
-    That is the gradient of a linear weight.
-    """
+    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, for a weight's gradient; or stacks."""
     columns = right.shape[-1]
     if columns <= _NARROW:
         return torch.matmul(right.mT, left).mT.contiguous()

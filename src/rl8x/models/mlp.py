@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
-from rl8x.models.encoders import Channels, Convolution, FlatObservations, ObservationEncoder, actor_space
+from rl8x.models.encoders import Channels, Convolution, FlatObservations, ObservationEncoder, actor_space, is_image
 from rl8x.models.layers import (
     HIDDEN_GAIN,
     HeadStack,
@@ -24,7 +24,7 @@ from rl8x.models.layers import (
     plain_layers,
 )
 from rl8x.models.layers import activation as make_activation
-from rl8x.spaces import describe_space
+from rl8x.spaces import describe_space, leaves
 
 # From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
 _MANY_ACTIVATIONS: Final = 2**17
@@ -44,9 +44,6 @@ class MLP(nn.Sequential):
     Attributes:
         num_inputs: Width of the input.
         num_outputs: Width of the output.
-
-    Raises:
-        ValueError: If a width is not a whole number of at least 1, or the activation is unknown.
 
     Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
     """
@@ -77,16 +74,10 @@ class MLP(nn.Sequential):
         self.num_activations = sum(sizes[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers to every row.
+        """Apply the layers to every row; return `[..., sizes[-1]]`.
 
         Args:
             x: `[..., sizes[0]]`.
-
-        Returns:
-            `[..., sizes[-1]]`.
-
-        Raises:
-            ValueError: If rows have another width.
         """
         if x.shape[-1:] != (self.num_inputs,):
             raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
@@ -152,13 +143,10 @@ class Head(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer to every row.
+        """Apply the layer to every row; return `[..., out_features]`, in the weight's dtype under autocast.
 
         Args:
             x: `[..., in_features]`.
-
-        Returns:
-            `[..., out_features]`, in the weight's dtype under autocast.
         """
         device = x.device.type
         if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
@@ -215,16 +203,13 @@ class ActorCritic(Model):
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
     ) -> tuple[Tensor, Tensor, State]:
-        """Return what the heads read.
+        """Return what the heads read, `[T, B, width]` each of actor and critic, and the state after, each `[B, *]`.
 
         Args:
-            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
-            state: The state before the first of them, each `[B, *]`.
-            starts: Where an observation begins an episode, `[T, B]`, bool.
+            obs: As in `Model.forward`.
+            state: As in `Model.forward`.
+            starts: As in `Model.forward`.
             values_only: Whether only the second result counts, so that the actor's work may be left out.
-
-        Returns:
-            Outputs of actor and critic, `[T, B, width]` each, and the state after the last observation, each `[B, *]`.
         """
         seen, critic_seen, state = self.trunk_inputs(obs, state, starts)
         if self.critic is None:
@@ -234,15 +219,12 @@ class ActorCritic(Model):
         return critic_hidden if values_only else self.actor(*seen), critic_hidden, state
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
-        """Return the arguments with which `actor` and `critic` are called, and the state after them.
+        """Return the arguments with which `actor` and `critic` are called, and the state after them, each `[B, *]`.
 
         Args:
-            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
-            state: The state before the first of them, each `[B, *]`.
-            starts: Where an observation begins an episode, `[T, B]`, bool.
-
-        Returns:
-            The actor's arguments, the critic's, and the state, each `[B, *]`.
+            obs: As in `Model.forward`.
+            state: As in `Model.forward`.
+            starts: As in `Model.forward`.
         """
         return (obs,), (obs,), state
 
@@ -255,18 +237,12 @@ class MLPModel(ActorCritic):
     Args:
         observation_space: Space of one copy's observation: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, or a
             `Dict` or `Tuple` of such, laid out flat as numbers and one-hot codes.
-        num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
         init: How weights begin: "orthogonal", with gain sqrt(2) in hidden layers and the heads' gains there, or
             "uniform", within 1 / sqrt(inputs) in all layers, as PyTorch has them. Biases begin at 0.
         separate: How many agents have weights of their own, by the place of their row among those of all; 0 is that all
             rows share them. PPO makes `true` the number of agents of its environment.
-
-    Raises:
-        TypeError: If an observation has a part of another kind.
-        ValueError: If a width is less than 1, the activation or `init` is unknown, or `critic_obs` does not fit the
-            space.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """
@@ -324,18 +300,12 @@ class CNNModel(ActorCritic):
     Args:
         observation_space: A `Box` of rank 3 and at least 5 x 5, or a `Dict` or `Tuple` with such among its parts; the
             others are laid out flat beside what the convolutions give.
-        num_features: Width of the features that the action distribution needs.
         convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
             36 x 36, two of 3 x 3 for smaller ones.
         hidden_sizes: Widths of the layers after the convolutions.
         layer_norm: Whether the outputs of convolutions and hidden layers are normalised before their activations, those
             of a convolution over the whole image.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
-
-    Raises:
-        TypeError: If there is no image among the observations, or a part that no built-in model reads.
-        ValueError: If a kernel is larger than what is left of an image, a number is less than 1, `channels` or the
-            activation is unknown, or `critic_obs` does not fit the space.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236.
     """
@@ -364,16 +334,11 @@ class CNNModel(ActorCritic):
             sizes = [encoder.width, *hidden_sizes]
             return nn.Sequential(encoder, MLP(sizes, activate_last=True, **options)), sizes[-1]
 
-        self.actor, width = trunk(actor_space(observation_space, critic_obs, shared))
-        self.critic: nn.Sequential | None = None
-        critic_width = width
-        if not shared:
-            self.critic, critic_width = trunk(observation_space)
-        encoder = (self.critic or self.actor)[0]
-        assert isinstance(encoder, ObservationEncoder)
-        if not encoder.has_images:
+        if not any(is_image(leaf) for _, leaf in leaves(observation_space)):
             raise TypeError(
                 f"the model for images needs a Box of rank 3 of at least 5 x 5; got "
                 f"{describe_space(observation_space)}. Try 'mlp'."
             )
+        self.actor, width = trunk(actor_space(observation_space, critic_obs, shared))
+        self.critic, critic_width = (None, width) if shared else trunk(observation_space)
         self.add_heads(width, critic_width, policy_gain, value_gain)

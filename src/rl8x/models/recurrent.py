@@ -1,11 +1,8 @@
 """Models with a state: LSTM and GRU, with resets inside of a sequence, and attention to the latest observations.
 
 Actor and critic are two trunks of one shape, so that a weight of both lies in one tensor,
-`[num_trunks, inputs, outputs]`, and a product of both is one batched product. What depends on the observation alone is
-computed for a whole sequence at once; only the product with the hidden state is done step by step.
-
-The window that attention sees is the model's state, so that the model is used and recomputed like a recurrent one: what
-it needs of the steps before a sequence is stored with the sequence, and inside of a sequence windows are views of one
+`[num_trunks, inputs, outputs]`, and a product of both is one batched product. Only products with the hidden state are
+done step by step. The window that attention sees is the model's state; inside of a sequence windows are views of one
 tensor.
 """
 
@@ -23,7 +20,7 @@ from torch import Tensor, nn
 from rl8x.models.attention import PositionalEmbedding, SelfAttentionStack
 from rl8x.models.base import Model, State
 from rl8x.models.encoders import FlatObservations, ObservationEncoder, visible_columns
-from rl8x.models.layers import HIDDEN_GAIN, check_sizes
+from rl8x.models.layers import HIDDEN_GAIN, LinearStack, check_sizes
 from rl8x.models.layers import activation as make_activation
 from rl8x.models.mlp import ActorCritic
 from rl8x.plain import own_values
@@ -32,52 +29,21 @@ _TRUNKS = ("actor", "critic")
 _ALL = slice(None)
 
 
-class TrunkLinear(nn.Module):
-    """A linear layer of each trunk, `[num_trunks, rows, inputs]` to `[num_trunks, rows, outputs]`."""
-
-    def __init__(
-        self, num_trunks: int, num_inputs: int, num_outputs: int, *, num_blocks: int = 1, gain: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(orthogonal_blocks(num_trunks, num_inputs, num_outputs, num_blocks, gain))
-        self.bias = nn.Parameter(torch.zeros(num_trunks, 1, num_outputs))
-
-    def forward(self, x: Tensor, trunks: slice) -> Tensor:
-        """Apply the layers of some trunks to `[trunks, rows, num_inputs]`; return `[trunks, rows, num_outputs]`."""
-        return torch.baddbmm(self.bias[trunks], x, self.weight[trunks])
-
-
-def orthogonal_blocks(num_trunks: int, num_inputs: int, num_outputs: int, num_blocks: int, gain: float) -> Tensor:
-    """Return weights `[num_trunks, num_inputs, num_outputs]` whose blocks of outputs are orthogonal each by itself."""
-    weights = torch.empty(num_trunks, num_blocks, num_outputs // num_blocks, num_inputs)
-    for block in weights.flatten(0, 1):
-        nn.init.orthogonal_(block, gain)
-    return weights.flatten(1, 2).transpose(1, 2).contiguous()
-
-
 class RecurrentModel(ActorCritic):
     """A recurrent cell for actor and critic, apart from each other unless `shared`; optional layers before the cell.
 
-    Images go through convolutions first, the same for actor and critic.
-
-    A subclass defines the number of gates of a unit and one step of the state. The state is a dict with one
-    `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
-
-    Arguments that are not listed here are those of `ActorCritic`.
+    Images go through convolutions first, the same for actor and critic. A subclass defines the number of gates of a
+    unit and one step of the state, a dict with one `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed
+    `actor_` and `critic_` where they are apart. Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation: images, and what `MLPModel` reads.
-        num_features: Width of the features that the action distribution needs.
         hidden_size: Units of the cell, at least 1.
         encoder_sizes: Widths of the layers before the cell, each at least 1.
 
     Attributes:
         num_gates: Gates of one unit.
         state_names: Names of the parts of a state, the cell's output first.
-
-    Raises:
-        TypeError: If an observation has a part of another kind.
-        ValueError: If a width is less than 1, the activation is unknown, or `critic_obs` does not fit the space.
     """
 
     recurrent: ClassVar[bool] = True
@@ -112,13 +78,12 @@ class RecurrentModel(ActorCritic):
         self.register_buffer("visible", visible, persistent=False)
         sizes = [self.observations.width, *encoder_sizes]
         self.encoder = nn.ModuleList(
-            TrunkLinear(self.num_trunks, *pair, gain=HIDDEN_GAIN) for pair in itertools.pairwise(sizes)
+            LinearStack(self.num_trunks, *pair, HIDDEN_GAIN) for pair in itertools.pairwise(sizes)
         )
         self.activation = make_activation(activation)
-        gates = self.num_gates
-        self.inputs = TrunkLinear(self.num_trunks, sizes[-1], gates * hidden_size, num_blocks=gates)
-        recurrence = orthogonal_blocks(self.num_trunks, hidden_size, gates * hidden_size, gates, 1.0)
-        self.recurrence = nn.Parameter(recurrence)
+        gates, width = self.num_gates, self.num_gates * hidden_size
+        self.inputs = LinearStack(self.num_trunks, sizes[-1], width, 1.0, num_blocks=gates)
+        self.recurrence = LinearStack(self.num_trunks, hidden_size, width, 1.0, num_blocks=gates).weight
         self.add_heads(hidden_size, hidden_size, policy_gain, value_gain)
         self._prepare()
 
@@ -270,22 +235,16 @@ class AttentionModel(ActorCritic):
     """Self-attention over the latest observations of the episode, actor and critic apart unless `shared`.
 
     The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
-    and `length`, how many of them are of the same episode, `[num_envs]`.
-
-    Arguments that are not listed here are those of `ActorCritic`.
+    and `length`, how many of them are of the same episode, `[num_envs]`. Arguments that are not listed here are those
+    of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation, of any kind that `MLPModel` reads.
-        num_features: Width of the features that the action distribution needs.
         window: Observations that the model sees at a time, the present one included; at least 2.
         width: Width of the embeddings, a multiple of `num_heads`.
         num_heads: Heads of each attention, at least 1.
         num_layers: Blocks of attention, at least 1.
         activation: Name of the activation in the blocks' perceptrons.
-
-    Raises:
-        TypeError: If an observation has a part of another kind.
-        ValueError: If a number is out of its range, or `critic_obs` does not fit the space.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; normalised before each part: Xiong et al. 2020, arXiv:2002.04745.
     """

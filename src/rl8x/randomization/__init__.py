@@ -1,25 +1,16 @@
 """Distributions of an environment's physical parameters: those that stand still, and those that move with training."""
 
-from rl8x.randomization.adaptive import Adaptive
-from rl8x.randomization.base import ParameterDistribution
-from rl8x.randomization.curriculum import MovingDistribution
-from rl8x.randomization.distributions import KINDS, Choice, Grid, LogUniform, Normal, Uniform, from_dict
-from rl8x.randomization.learnable import Learnable
-from rl8x.randomization.scheduled import Scheduled
+from rl8x.randomization.adaptive import Adaptive as Adaptive
+from rl8x.randomization.curriculum import MovingDistribution as MovingDistribution
+from rl8x.randomization.distributions import KINDS as KINDS
+from rl8x.randomization.distributions import Choice as Choice
+from rl8x.randomization.distributions import Grid as Grid
+from rl8x.randomization.distributions import LogUniform as LogUniform
+from rl8x.randomization.distributions import Normal as Normal
+from rl8x.randomization.distributions import ParameterDistribution as ParameterDistribution
+from rl8x.randomization.distributions import Uniform as Uniform
+from rl8x.randomization.distributions import from_dict as from_dict
+from rl8x.randomization.learnable import Learnable as Learnable
+from rl8x.randomization.scheduled import Scheduled as Scheduled
 
-KINDS.update({Scheduled.kind: Scheduled, Adaptive.kind: Adaptive, Learnable.kind: Learnable})
-
-__all__ = [
-    "KINDS",
-    "Adaptive",
-    "Choice",
-    "Grid",
-    "Learnable",
-    "LogUniform",
-    "MovingDistribution",
-    "Normal",
-    "ParameterDistribution",
-    "Scheduled",
-    "Uniform",
-    "from_dict",
-]
+KINDS.update({each.kind: each for each in (Scheduled, Adaptive, Learnable)})

@@ -1,7 +1,4 @@
-"""Automatic domain randomisation: ranges that widen where a policy does well at their ends, and narrow where it fails.
-
-Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
-"""
+"""Automatic domain randomisation: ranges widen where a policy does well at their ends, and narrow where it fails."""
 
 from __future__ import annotations
 
@@ -12,105 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.plain import checked_number
-from rl8x.randomization.base import ParameterDistribution, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
-from rl8x.randomization.distributions import Uniform
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Adaptive(MovingDistribution):
-    """Draw uniformly from a range [low, high] whose two ends move by how the policy does there.
-
-        env_config={"length": Adaptive((0.4, 0.6), thresholds=(200, 400), step=0.05, limits=(0.1, 2.0))}
-
-    A share p_b of the episodes is played at a boundary: one end of one parameter, drawn among all ends of all
-    `Adaptive` parameters, which is then fixed, while the others are drawn from their ranges. The returns at an end are
-    gathered until there are m; then, with their mean p,
-
-        p >= t_H: the end moves outward by Delta,    p <= t_L: it moves inward by Delta,
-
-    and its buffer is emptied. All other episodes draw each parameter from its range.
-
-    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
-    train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
-    that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
-    copies it holds more of them. A range never gets narrower than it began.
-
-    All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`, since an
-    episode is at one boundary of one of them. Parameters with another `group` adapt on their own: an episode may then
-    be at a boundary of each group.
-
-    An evaluation under the training's `env_config` draws from the whole present range and moves nothing. Episodes end
-    by termination, by a time limit, or by a forced reset.
-
-    Args:
-        start: The range at the beginning, (low, high) or one number; also the narrowest.
-        thresholds: t_L and t_H, in the units of the metric, t_L < t_H.
-        step: Delta, in the parameter's unit.
-        limits: The widest range, (low, high); None is all that the parameter may legally be.
-        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
-        episodes: m, the episodes that decide.
-        boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
-        group: Parameters with the same text are drawn together.
-
-    Raises:
-        ValueError: If an argument is not as stated above, or `start` does not lie in `limits`.
-
-    Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
-    """
-
-    kind: ClassVar[str] = "adaptive"
-    own_fields: ClassVar[tuple[str, ...]] = ("start", "step", "limits")
-    start: tuple[float, float]
-    thresholds: tuple[float, float]
-    step: float
-    limits: tuple[float, float] | None = None
-    metric: str = RETURNS
-    episodes: int = 32
-    boundary_share: float = 0.5
-    group: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.start, Sequence | Tensor):
-            object.__setattr__(self, "start", (finite_number(self.start, "Adaptive", "start"),) * 2)
-        for name in ("start", "thresholds", "limits"):
-            if getattr(self, name) is not None:
-                numbers = pair(getattr(self, name), "Adaptive", name, apart=name == "thresholds")
-                object.__setattr__(self, name, numbers)
-        for name in ("step", "boundary_share"):
-            object.__setattr__(self, name, finite_number(getattr(self, name), "Adaptive", name))
-        if self.step <= 0:
-            raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
-        if not 0 < self.boundary_share <= 1:
-            raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
-        object.__setattr__(self, "episodes", checked_number(self.episodes, "episodes", "Adaptive", least=1, whole=True))
-        if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
-            raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The widest range that it may come to."""
-        return self.start if self.limits is None else self.limits
-
-    def clipped(self, low: float, high: float) -> Adaptive:
-        """Return the same, limited to the parameter's bounds if it has no limits; refuse a start outside of them."""
-        if self.limits is not None:
-            return self
-        if not low <= self.start[0] <= self.start[1] <= high:
-            raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
-        limited = dataclasses.replace(self)
-        object.__setattr__(limited, "limits", (low, high))  # infinite where the parameter has no bound
-        return limited
-
-    def draw(self, noise: Tensor) -> Tensor:
-        """Draw from the range at the beginning, `[num_envs]`."""
-        return Uniform(*self.start).draw(noise)
-
-    @classmethod
-    def curriculum(cls, members: Mapping[str, Adaptive]) -> Curriculum:
-        """Return the curriculum of all that are drawn together."""
-        return AdaptiveCurriculum(members)
+from rl8x.randomization.distributions import (
+    ParameterDistribution,
+    Uniform,
+    finite_number,
+    pair,
+    two_numbers,
+    whole_number,
+)
 
 
 class AdaptiveCurriculum(Curriculum):
@@ -206,3 +113,85 @@ class AdaptiveCurriculum(Curriculum):
         """Return the present ranges as distributions."""
         low, high = self.state["low"].tolist(), self.state["high"].tolist()
         return {name: Uniform(*ends) for name, ends in zip(self.members, zip(low, high, strict=True), strict=True)}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Adaptive(MovingDistribution):
+    """Draw uniformly from a range [low, high] whose two ends move by how the policy does there.
+
+        env_config={"length": Adaptive((0.4, 0.6), thresholds=(200, 400), step=0.05, limits=(0.1, 2.0))}
+
+    A share p_b of the episodes is played at a boundary: one end of one parameter, drawn among all ends of all
+    `Adaptive` parameters, is then fixed, while the others are drawn from their ranges, as in all other episodes. The
+    returns at an end are gathered until there are m; then, with their mean p,
+
+        p >= t_H: the end moves outward by Delta,    p <= t_L: it moves inward by Delta,
+
+    and its buffer is emptied.
+
+    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
+    train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
+    that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
+    copies it holds more of them. A range never gets narrower than it began.
+
+    All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`. Those with
+    another `group` adapt on their own: an episode may then be at a boundary of each group. An evaluation under the
+    training's `env_config` draws from the whole present range and moves nothing.
+
+    Args:
+        start: The range at the beginning, (low, high) or one number; also the narrowest.
+        thresholds: t_L and t_H, in the units of the metric, t_L < t_H.
+        step: Delta, in the parameter's unit, > 0.
+        limits: The widest range, (low, high), in which `start` lies; None is all that the parameter may legally be.
+        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
+        episodes: m, the episodes that decide.
+        boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
+        group: Parameters with the same text are drawn together.
+
+    Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
+    """
+
+    kind: ClassVar[str] = "adaptive"
+    curriculum = AdaptiveCurriculum
+    own_fields: ClassVar[tuple[str, ...]] = ("start", "step", "limits")
+    start: tuple[float, float]
+    thresholds: tuple[float, float]
+    step: float
+    limits: tuple[float, float] | None = None
+    metric: str = RETURNS
+    episodes: int = 32
+    boundary_share: float = 0.5
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, Sequence | Tensor):
+            object.__setattr__(self, "start", (finite_number(self.start, "Adaptive", "start"),) * 2)
+        self._check(pair, "start", "limits")
+        self._check(two_numbers, "thresholds")
+        self._check(finite_number, "step", "boundary_share")
+        self._check(whole_number(1), "episodes")
+        if self.step <= 0:
+            raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
+        if not 0 < self.boundary_share <= 1:
+            raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
+        if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
+            raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The widest range that it may come to."""
+        return self.start if self.limits is None else self.limits
+
+    def clipped(self, low: float, high: float) -> Adaptive:
+        """Return the same, limited to the parameter's bounds if it has no limits; refuse a start outside of them."""
+        if self.limits is not None:
+            return self
+        if not low <= self.start[0] <= self.start[1] <= high:
+            raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
+        limited = dataclasses.replace(self)
+        object.__setattr__(limited, "limits", (low, high))  # infinite where the parameter has no bound
+        return limited
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the range at the beginning, `[num_envs]`."""
+        return Uniform(*self.start).draw(noise)

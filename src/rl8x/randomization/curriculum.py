@@ -1,17 +1,13 @@
 """The base classes of distributions that move while a policy trains, and of the state that moves: a curriculum.
 
-A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. What moves is in a
-`Curriculum`: the parameters of one environment that are drawn together, with tensors that a compiled or captured
-program reads at each call. They are changed in place, and only between two horizons, so that no program is compiled
-anew and nothing looks at them on the host.
+A moving distribution is an immutable value, as the others are. What moves is in a `Curriculum`: parameters that are
+drawn together, with tensors that a program reads at each call, changed in place and only between two horizons.
 
-An algorithm that moves by returns needs to know how the parameters of each episode that ends were drawn. So the draw of
-a curriculum also returns a `source` for each episode: a whole number, or -1 where its return decides nothing. The
-environment carries it until the episode ends.
-
-Episodes end sooner where a policy fails, or where it succeeds, so that counting those that have ended by some moment
-would favour short ones. Episodes are therefore counted by when they begin: those that begin while a round is open
-belong to it. It closes at the end of the horizon in which there are enough, and is decided when the last has ended.
+Where returns decide, a draw also gives a `source` for each episode, a whole number, or -1 where its return decides
+nothing; the environment carries it until the episode ends. Episodes end sooner where a policy fails, or where it
+succeeds, so that counting those that have ended by some moment would favour short ones. Those that begin while a round
+is open belong to it. It closes at the end of the horizon in which there are enough, and is decided when the last has
+ended.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.randomization.base import ParameterDistribution, plain
+from rl8x.randomization.distributions import ParameterDistribution, plain
 
 RETURNS = "returns"
 """The metric of an episode that is its return; the others are the environment's own."""
@@ -34,19 +30,12 @@ NO_SOURCE = -1
 
 
 class Episodes(NamedTuple):
-    """The episodes of a horizon, with the metric and the sources that one curriculum learns from.
+    """The episodes of a horizon, with the metric and the sources that one curriculum learns from."""
 
-    Attributes:
-        scores: The metric that decides, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
-        ended: Where an episode ended, `[horizon, num_envs]`, bool.
-        sources: How the episode's parameters were drawn, see `Curriculum.draw`, `[horizon, num_envs]`, int64.
-        pending: The sources of episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
-    """
-
-    scores: Tensor
-    ended: Tensor
-    sources: Tensor
-    pending: Tensor
+    scores: Tensor  # the metric of each episode up to each step, `[horizon, num_envs]`; may be NaN
+    ended: Tensor  # where an episode ended, `[horizon, num_envs]`, bool
+    sources: Tensor  # how its parameters were drawn, see `Curriculum.draw`, `[horizon, num_envs]`, int64
+    pending: Tensor  # the sources of episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64
 
     @property
     def counted(self) -> Tensor:
@@ -70,31 +59,24 @@ class Episodes(NamedTuple):
 class MovingDistribution(ParameterDistribution):
     """A distribution that moves; `draw` draws from its initial form.
 
-    A subclass with a field `group` is drawn together: the parameters of an `env_config` with the same `group` have one
-    curriculum. Each parameter of the others has its own.
+    Where a class has a field `group`, those of an `env_config` with the same one have one curriculum; else each has its
+    own.
     """
 
     moves: ClassVar[bool] = True
     own_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that parameters of one curriculum need not have in common."""
-
-    @classmethod
-    @abstractmethod
-    def curriculum(cls, members: Mapping[str, Any]) -> Curriculum:
-        """Return the curriculum of some parameters.
-
-        Args:
-            members: Their distributions by name.
-        """
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the plain JSON form, by name, of what is not the default."""
-        return {self.kind: {name: plain(value) for name, value in self._given().items()}}
+    curriculum: ClassVar[Any]
+    """The `Curriculum` class of such parameters; it takes their distributions by name."""
 
     def _given(self) -> dict[str, object]:
         """Return the fields that are not their default, by name."""
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, by name, of what is not the default."""
+        return {self.kind: {name: plain(value) for name, value in self._given().items()}}
 
     def __repr__(self) -> str:
         """Write it as it is made, with what is not the default."""
@@ -151,9 +133,9 @@ class Curriculum(ABC):
         """Begin or end drawing for evaluations: from the present distribution, with episodes that decide nothing."""
         self.is_evaluating = is_evaluating
 
-    @abstractmethod
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the smallest and the largest value drawn now, by name: numbers, or 0-d tensors on the device."""
+        return {name: now.support for name, now in self.present().items()}
 
     @abstractmethod
     def present(self) -> dict[str, ParameterDistribution]:
@@ -171,25 +153,18 @@ class Curriculum(ABC):
 
 
 def make_curricula(moving: Mapping[str, ParameterDistribution]) -> tuple[Curriculum, ...]:
-    """Make the curricula of the moving distributions of an `env_config`, given by name."""
+    """Make the curricula of the moving distributions of an `env_config`; refuse options that members do not share."""
     joined: dict[Hashable, dict[str, MovingDistribution]] = {}
     for name, member in moving.items():
         assert isinstance(member, MovingDistribution)
-        key = (type(member), member.group) if hasattr(member, "group") else name
-        joined.setdefault(key, {})[name] = member
-    return tuple(_checked(members).curriculum(members) for members in joined.values())
-
-
-def _checked(members: Mapping[str, MovingDistribution]) -> type[MovingDistribution]:
-    """Return the class of distributions that are drawn together; refuse other options than they share."""
-    (first, leader), *others = members.items()
-    shared = [field.name for field in dataclasses.fields(leader) if field.name not in leader.own_fields]
-    for name, member in others:
-        for field in shared:
-            ours, theirs = getattr(leader, field), getattr(member, field)
-            if ours != theirs:
+        members = joined.setdefault((type(member), member.group) if hasattr(member, "group") else name, {})
+        members[name] = member
+        first, leader = next(iter(members.items()))
+        for field in dataclasses.fields(leader):
+            ours, theirs = getattr(leader, field.name), getattr(member, field.name)
+            if ours != theirs and field.name not in leader.own_fields:
                 raise ValueError(
                     f"{first!r} and {name!r} are drawn together by one {type(leader).__name__}, so that both need the "
-                    f"same `{field}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
+                    f"same `{field.name}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
                 )
-    return type(leader)
+    return tuple(type(next(iter(members.values()))).curriculum(members) for members in joined.values())

@@ -1,8 +1,7 @@
 """Distributions that draw an environment's physical parameters, one value a copy at each reset.
 
-Every distribution is an immutable value with an inverse cumulative distribution function: `draw` turns uniform numbers
-into parameter values and nothing else, so that the environment's one generator decides everything and a program that
-contains a draw can be compiled, captured and replayed.
+Each is an immutable value with an inverse cumulative distribution function: `draw` turns uniform numbers into parameter
+values and nothing else, so that a program that contains a draw can be compiled, captured and replayed.
 
     env.reset(config={"length": Uniform(0.25, 1.0), "gravity": Choice([9.8, 3.7])})
 
@@ -13,14 +12,166 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x.names import did_you_mean
-from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.plain import checked_number
+
+
+def finite_number(value: object, owner: str, name: str) -> float:
+    """Return `value` as a finite float, or raise naming the argument of `owner`."""
+    return float(checked_number(value, name, owner))
+
+
+def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
+    """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
+    if isinstance(values, Tensor | np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
+    return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
+
+
+def pair(values: object, owner: str, name: str) -> tuple[float, ...]:
+    """Return `values` as two finite floats, the lower first, or raise naming the argument of `owner`."""
+    numbers = finite_numbers(values, owner, name)
+    if len(numbers) != 2 or numbers[0] > numbers[1]:
+        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
+    return numbers
+
+
+def two_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
+    """Return `values` as two finite floats, the lower first, that are not the same; or raise."""
+    low, high = numbers = pair(values, owner, name)
+    if low == high:
+        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
+    return numbers
+
+
+def whole_number(least: int) -> Callable[[object, str, str], int]:
+    """Return what takes whole numbers of at least `least` as the others take theirs."""
+    return lambda value, owner, name: int(checked_number(value, name, owner, least=least, whole=True))
+
+
+def plain(value: object) -> object:
+    """Return a value of a distribution's field as JSON has it."""
+    if isinstance(value, ParameterDistribution):
+        return value.to_dict()
+    return [plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterDistribution(ABC):
+    """A distribution over the values of one parameter, in the parameter's unit."""
+
+    kind: ClassVar[str]
+    """Its name in a run file."""
+    fixed: ClassVar[bool] = False
+    """Whether every draw gives the same values, so that no noise is needed."""
+    moves: ClassVar[bool] = False
+    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
+
+    def _check(self, check: Callable[[object, str, str], Any], *names: str) -> None:
+        """Replace fields by what a check, such as `finite_number`, makes of them, unless they are None by default."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and not (value is None and field.default is None):
+                object.__setattr__(self, field.name, check(value, type(self).__name__, field.name))
+
+    @property
+    @abstractmethod
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest value that can be drawn; if the distribution moves, at any time."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly.
+
+        Raises:
+            TypeError: If it has none.
+            ValueError: If one of them is left to the parameter's bounds.
+        """
+        raise TypeError(f"{type(self).__name__} has no numbers that could move.")
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> Self:
+        """Make a distribution of these parameters.
+
+        Args:
+            numbers: The parameters in the order of `numbers`.
+        """
+        return cls(*numbers)
+
+    @property
+    def drawn_by(self) -> tuple[float, ...]:
+        """The parameters in the form that `draw_by` takes."""
+        return self.numbers
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
+        """Draw as `draw` does, float32 `[num_envs]`, by numbers that a program reads at each call.
+
+        Args:
+            noise: Uniform numbers in [0, 1), `[num_envs]`.
+            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise; floats are constants.
+
+        Raises:
+            TypeError: If the class has no such numbers.
+        """
+        raise TypeError(f"{cls.__name__} has no numbers that could move.")
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Turn uniform numbers into one value a copy, float32 `[num_envs]`, within `support`.
+
+        Args:
+            noise: Uniform numbers in [0, 1), `[num_envs]`.
+        """
+        return self.draw_by(noise, self.numbers)
+
+    def clipped(self, low: float, high: float) -> ParameterDistribution:
+        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
+
+        Args:
+            low: The smallest legal value.
+            high: The largest.
+
+        Raises:
+            ValueError: If it cannot be within them.
+        """
+        return self
+
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
+        """Put constants on a device before a program that draws is compiled or captured.
+
+        Args:
+            device: Where the noise of `draw` will be.
+        """
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
+        arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        while arguments[-1] is None:
+            arguments.pop()
+        return {self.kind: arguments}
+
+    def __repr__(self) -> str:
+        """Write it as it is made, `Uniform(0.1, 0.5)`: what must be given by place, the rest by name."""
+        parts = []
+        for field in (field for field in dataclasses.fields(self) if field.init):
+            value = getattr(self, field.name)
+            text = repr(list(value) if isinstance(value, tuple) else value)
+            if field.default is dataclasses.MISSING:
+                parts.append(text)
+            elif value is not None:
+                parts.append(f"{field.name}={text}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
 
 # torch.rand gives multiples of 2**-24 in [0, 1); half a step keeps an inverse CDF finite at 0.
 _HALF_STEP = 2.0**-25
@@ -34,8 +185,7 @@ class _Interval(ParameterDistribution):
     high: float
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            object.__setattr__(self, name, finite_number(getattr(self, name), type(self).__name__, name))
+        self._check(finite_number, "low", "high")
 
     @property
     def support(self) -> tuple[float, float]:
@@ -47,10 +197,6 @@ class _Interval(ParameterDistribution):
         """The two ends of the interval."""
         return self.low, self.high
 
-    def draw(self, noise: Tensor) -> Tensor:
-        """Draw from the interval, `[num_envs]`."""
-        return self.draw_by(noise, self.numbers)
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Uniform(_Interval):
@@ -59,9 +205,6 @@ class Uniform(_Interval):
     Args:
         low: The smallest value.
         high: The largest, at least `low`.
-
-    Raises:
-        ValueError: If one is not a finite number, or `low` exceeds `high`.
     """
 
     kind: ClassVar[str] = "uniform"
@@ -86,9 +229,6 @@ class LogUniform(_Interval):
     Args:
         low: The smallest value, > 0.
         high: The largest, at least `low`.
-
-    Raises:
-        ValueError: If one is not a finite number, or not 0 < `low` <= `high`.
     """
 
     kind: ClassVar[str] = "log_uniform"
@@ -116,9 +256,6 @@ class Normal(ParameterDistribution):
         std: Its standard deviation before clipping, at least 0.
         low: The smallest value; None: the parameter's bound.
         high: The largest, at least `low`; None: the parameter's bound.
-
-    Raises:
-        ValueError: If a number is not finite, `std` is negative, or `low` exceeds `high`.
     """
 
     kind: ClassVar[str] = "normal"
@@ -128,9 +265,7 @@ class Normal(ParameterDistribution):
     high: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std", "low", "high"):
-            if name in ("mean", "std") or getattr(self, name) is not None:
-                object.__setattr__(self, name, finite_number(getattr(self, name), "Normal", name))
+        self._check(finite_number, "mean", "std", "low", "high")
         if self.std < 0:
             raise ValueError(f"Normal: `std` must not be negative; got {self.std}.")
         if self.low is not None and self.high is not None and self.low > self.high:
@@ -177,7 +312,7 @@ class _Listed(ParameterDistribution):
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", finite_numbers(self.values, type(self).__name__, "values"))
+        self._check(finite_numbers, "values")
 
     @property
     def support(self) -> tuple[float, float]:
@@ -196,42 +331,29 @@ class Choice(_Listed):
     Args:
         values: The values, at least one.
         weights: How likely each is, as many numbers of at least 0 whose sum is more than 0; None: all the same.
-
-    Raises:
-        ValueError: If a number is not finite, or the weights are none.
     """
 
     kind: ClassVar[str] = "choice"
     weights: Sequence[float] | None = None
-    _tables: dict[torch.device, tuple[Tensor, Tensor]] = dataclasses.field(
-        default_factory=dict, init=False, compare=False
-    )
+    _numbers: dict[torch.device, Tensor] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weights is not None:
-            weights = finite_numbers(self.weights, "Choice", "weights")
-            if len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0:
-                need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
-                raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
-            object.__setattr__(self, "weights", weights)
+        self._check(finite_numbers, "weights")
+        weights = self.weights
+        if weights is not None and (len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0):
+            need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
+            raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
 
     def prepare(self, device: torch.device) -> None:
-        """Put the values and the upper edges of their shares of [0, 1) on `device`, once."""
-        if device not in self._tables:
-            # A value of weight 0 has no share: leaving it out makes drawing it impossible, whatever is rounded.
-            weights = self.weights or (1.0,) * len(self.values)
-            kept = [(value, weight) for value, weight in zip(self.values, weights, strict=True) if weight > 0]
-            shares = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
-            edges = (shares.cumsum(0) / shares.sum())[:-1].float()
-            values = torch.tensor([value for value, _ in kept], dtype=torch.float32)
-            self._tables[device] = (values.to(device), edges.to(device))
+        """Put the numbers that it draws by on `device`, once."""
+        if device not in self._numbers:
+            self._numbers[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return the value in whose share of [0, 1) the noise lies, `[num_envs]`."""
         self.prepare(noise.device)
-        values, edges = self._tables[noise.device]
-        return values[torch.bucketize(noise.contiguous(), edges, right=True)]
+        return self.draw_by(noise, self._numbers[noise.device])
 
     @property
     def support(self) -> tuple[float, float]:
@@ -253,14 +375,13 @@ class Choice(_Listed):
 
     @property
     def drawn_by(self) -> tuple[float, ...]:
-        """The values, and the upper edges of their shares of [0, 1) but the last."""
-        shares = torch.tensor(self.numbers[len(self.values) :], dtype=torch.float64)
-        edges = shares.cumsum(0)
+        """The values, and the upper edges of their shares of [0, 1) but the last; those of a share of 0 meet."""
+        edges = torch.tensor(self.numbers[len(self.values) :], dtype=torch.float64).cumsum(0)
         return (*self.values, *(edges / edges[-1])[:-1].tolist())
 
     @classmethod
     def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
-        """Draw as `draw` does, `[num_envs]`, from n values and n - 1 edges, `[2 n - 1]`; some may meet."""
+        """Draw as `draw` does, `[num_envs]`, from n values and n - 1 edges, `[2 n - 1]`."""
         count = (len(numbers) + 1) // 2
         values: Tensor = numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
         return values
@@ -280,20 +401,13 @@ class Grid(_Listed):
 
     Args:
         values: The values, at least one, and no more than there are copies.
-
-    Raises:
-        ValueError: If one is not a finite number.
     """
 
     kind: ClassVar[str] = "grid"
     fixed: ClassVar[bool] = True
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `values[i % len(values)]` for copy i, whatever the noise, float32 `[num_envs]`.
-
-        Raises:
-            ValueError: If there are fewer copies than values.
-        """
+        """Return `values[i % len(values)]` for copy i, whatever the noise, float32 `[num_envs]`."""
         num_envs = noise.shape[0]
         if num_envs < len(self.values):
             raise ValueError(f"Grid: {len(self.values)} values need at least as many copies; got num_envs={num_envs}.")
@@ -301,13 +415,8 @@ class Grid(_Listed):
         return torch.tensor(self.values, dtype=torch.float32, device=noise.device).repeat(repeats)[:num_envs]
 
 
-KINDS: dict[str, type[ParameterDistribution]] = {
-    Uniform.kind: Uniform,
-    LogUniform.kind: LogUniform,
-    Normal.kind: Normal,
-    Choice.kind: Choice,
-    Grid.kind: Grid,
-}
+KINDS: dict[str, type[ParameterDistribution]] = {}
+KINDS.update({each.kind: each for each in (Uniform, LogUniform, Normal, Choice, Grid)})
 
 
 def from_dict(form: Mapping[str, object]) -> ParameterDistribution:

@@ -1,7 +1,4 @@
-"""Sampling for learnability: episodes are played on the levels that a policy solves sometimes, and not always.
-
-Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
-"""
+"""Sampling for learnability: episodes are played on the levels that a policy solves sometimes, and not always."""
 
 from __future__ import annotations
 
@@ -12,132 +9,11 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.plain import checked_number
-from rl8x.randomization.base import ParameterDistribution, finite_number, pair
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
-from rl8x.randomization.distributions import from_dict
+from rl8x.randomization.distributions import ParameterDistribution, finite_number, from_dict, two_numbers, whole_number
 
 # Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.
 _PARTS: Final = 2**20
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Learnable(MovingDistribution):
-    """Draw levels, values of all `Learnable` parameters together, by how learnable they are: p (1 - p).
-
-        env_config={
-            "length": Learnable(LogUniform(0.1, 2.0), threshold=400),
-            "masspole": Learnable(LogUniform(0.05, 1.0), threshold=400),
-        }
-
-    p is a level's probability of success: of a return of at least `threshold`, or the mean of the returns as a share
-    of the way between two `bounds`. A table has the `levels` that are kept and `candidates` drawn from the bases. A
-    share rho of the episodes is played on kept levels, each in proportion to its learnability, the others on
-    candidates, which are draws from the bases. When the candidates have had `episodes` episodes each on average, all
-    levels are scored, the best are kept, and there are new candidates.
-
-    With n episodes, of which the share of successes is p' and its sample variance v, a level's score is
-
-        p' (1 - p') + v / n,
-
-    which is p (1 - p) on average, from two episodes on; with fewer, a level keeps the score it had, at first 0.
-
-    In the paper p is estimated by rollouts of further copies before each phase of training. Here it is estimated from
-    the episodes that are trained on: that costs no transitions, and kept levels are scored again with the policy as it
-    has become. What that could bias is which episodes are counted: an episode counts where it began in the round, and
-    the round waits for the last of these, as the first that end would be the short ones. The policy learns meanwhile,
-    which rollouts of their own would avoid. The paper draws kept levels uniformly.
-
-    Parameters are joined by themselves: the `Learnable`s of one `env_config` are the coordinates of one table of
-    levels, since whether a level is learnable is a question about all its values (a long pole may be easy unless it is
-    heavy too). They share all options but `base`. Those of another `group` have a table of their own.
-
-    An evaluation under the training's `env_config` draws from the bases and scores nothing.
-
-    Args:
-        base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
-        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
-        threshold: An episode succeeds where the metric is at least this.
-        bounds: (worst, best): the success of an episode is the metric's share of the way, in [0, 1]. One of the two is
-            given.
-        levels: How many levels are kept.
-        candidates: How many are drawn from the bases in each round.
-        episodes: Episodes of a candidate in a round, on average; at least 2.
-        level_share: rho, the share of episodes that is played on kept levels, in [0, 1).
-        group: Parameters with the same text are drawn together.
-
-    Raises:
-        ValueError: If an argument is not as stated above.
-
-    Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
-    """
-
-    kind: ClassVar[str] = "learnable"
-    own_fields: ClassVar[tuple[str, ...]] = ("base",)
-    base: ParameterDistribution
-    metric: str = RETURNS
-    threshold: float | None = None
-    bounds: tuple[float, float] | None = None
-    levels: int = 64
-    candidates: int = 192
-    episodes: int = 4
-    level_share: float = 0.5
-    group: str = ""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.base, Mapping):
-            object.__setattr__(self, "base", from_dict(self.base))
-        if not isinstance(self.base, ParameterDistribution) or self.base.moves or self.base.fixed:
-            raise ValueError(f"Learnable: `base` must be Uniform, LogUniform, Normal or Choice; got {self.base!r}.")
-        if (self.threshold is None) == (self.bounds is None):
-            raise ValueError(
-                "Learnable: give either `threshold`, from which on a return is a success, or `bounds`, between which "
-                f"returns are a share of one; got {self.threshold!r} and {self.bounds!r}."
-            )
-        if self.threshold is not None:
-            object.__setattr__(self, "threshold", finite_number(self.threshold, "Learnable", "threshold"))
-        if self.bounds is not None:
-            object.__setattr__(self, "bounds", pair(self.bounds, "Learnable", "bounds", apart=True))
-        for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
-            whole = checked_number(getattr(self, name), name, "Learnable", least=least, whole=True)
-            object.__setattr__(self, name, whole)
-        object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
-        if not 0 <= self.level_share < 1:
-            raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The smallest and the largest value that the base can draw."""
-        return self.base.support
-
-    def prepare(self, device: torch.device) -> None:
-        """Put the base's constants on `device`."""
-        self.base.prepare(device)
-
-    def clipped(self, low: float, high: float) -> Learnable:
-        """Return the same with the base as it is within a parameter's bounds."""
-        return dataclasses.replace(self, base=self.base.clipped(low, high))
-
-    def draw(self, noise: Tensor) -> Tensor:
-        """Draw from the base, `[num_envs]`."""
-        return self.base.draw(noise)
-
-    @classmethod
-    def curriculum(cls, members: Mapping[str, Learnable]) -> Curriculum:
-        """Return the curriculum of all that are drawn together."""
-        return LearnableCurriculum(members)
-
-    def success(self, scores: Tensor) -> Tensor:
-        """Map the metric of episodes to success in [0, 1], float64 `[...]`.
-
-        Args:
-            scores: `[...]`; NaN where an episode has none.
-        """
-        if self.bounds is None:
-            assert self.threshold is not None
-            return (scores >= self.threshold).to(torch.float64)
-        worst, best = self.bounds
-        return ((scores.to(torch.float64) - worst) / (best - worst)).clamp(0.0, 1.0)
 
 
 class LearnableCurriculum(Curriculum):
@@ -259,3 +135,108 @@ class LearnableCurriculum(Curriculum):
     def present(self) -> dict[str, ParameterDistribution]:
         """Return the bases."""
         return dict(zip(self.members, self._bases, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Learnable(MovingDistribution):
+    """Draw levels, values of all `Learnable` parameters together, by how learnable they are: p (1 - p).
+
+        env_config={
+            "length": Learnable(LogUniform(0.1, 2.0), threshold=400),
+            "masspole": Learnable(LogUniform(0.05, 1.0), threshold=400),
+        }
+
+    p is a level's probability of success: of a return of at least `threshold`, or the mean of the returns as a share
+    of the way between two `bounds`. A table has the `levels` that are kept and `candidates` drawn from the bases. A
+    share rho of the episodes is played on kept levels, each in proportion to its learnability, the others on
+    candidates. When the candidates have had `episodes` episodes each on average, all levels are scored, the best are
+    kept, and there are new candidates.
+
+    With n episodes, of which the share of successes is p' and its sample variance v, a level's score is
+
+        p' (1 - p') + v / n,
+
+    which is p (1 - p) on average, from two episodes on; with fewer, a level keeps the score it had, at first 0.
+
+    In the paper p is estimated by rollouts of further copies before each phase of training. Here it is estimated from
+    the episodes that are trained on: that costs no transitions, and kept levels are scored again with the policy as it
+    has become. An episode counts where it began in the round, and the round waits for the last of these, as the first
+    that end would be the short ones. The policy learns meanwhile. The paper draws kept levels uniformly.
+
+    The `Learnable`s of one `env_config` are the coordinates of one table of levels, since whether a level is learnable
+    is a question about all its values. They share all options but `base`. Those of another `group` have a table of
+    their own. An evaluation under the training's `env_config` draws from the bases and scores nothing.
+
+    Args:
+        base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
+        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
+        threshold: An episode succeeds where the metric is at least this.
+        bounds: (worst, best): the success of an episode is the metric's share of the way, in [0, 1]. One of the two is
+            given.
+        levels: How many levels are kept.
+        candidates: How many are drawn from the bases in each round.
+        episodes: Episodes of a candidate in a round, on average; at least 2.
+        level_share: rho, the share of episodes that is played on kept levels, in [0, 1).
+        group: Parameters with the same text are drawn together.
+
+    Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
+    """
+
+    kind: ClassVar[str] = "learnable"
+    curriculum = LearnableCurriculum
+    own_fields: ClassVar[tuple[str, ...]] = ("base",)
+    base: ParameterDistribution
+    metric: str = RETURNS
+    threshold: float | None = None
+    bounds: tuple[float, float] | None = None
+    levels: int = 64
+    candidates: int = 192
+    episodes: int = 4
+    level_share: float = 0.5
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Mapping):
+            object.__setattr__(self, "base", from_dict(self.base))
+        if not isinstance(self.base, ParameterDistribution) or self.base.moves or self.base.fixed:
+            raise ValueError(f"Learnable: `base` must be Uniform, LogUniform, Normal or Choice; got {self.base!r}.")
+        if (self.threshold is None) == (self.bounds is None):
+            raise ValueError(
+                "Learnable: give either `threshold`, from which on a return is a success, or `bounds`, between which "
+                f"returns are a share of one; got {self.threshold!r} and {self.bounds!r}."
+            )
+        self._check(two_numbers, "bounds")
+        self._check(whole_number(1), "levels", "candidates")
+        self._check(whole_number(2), "episodes")
+        self._check(finite_number, "threshold", "level_share")
+        if not 0 <= self.level_share < 1:
+            raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest value that the base can draw."""
+        return self.base.support
+
+    def prepare(self, device: torch.device) -> None:
+        """Put the base's constants on `device`."""
+        self.base.prepare(device)
+
+    def clipped(self, low: float, high: float) -> Learnable:
+        """Return the same with the base as it is within a parameter's bounds."""
+        return dataclasses.replace(self, base=self.base.clipped(low, high))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the base, `[num_envs]`."""
+        return self.base.draw(noise)
+
+    def success(self, scores: Tensor) -> Tensor:
+        """Map the metric of episodes to success in [0, 1], float64 `[...]`.
+
+        Args:
+            scores: `[...]`; NaN where an episode has none.
+        """
+        if self.bounds is None:
+            assert self.threshold is not None
+            return (scores >= self.threshold).to(torch.float64)
+        worst, best = self.bounds
+        return ((scores.to(torch.float64) - worst) / (best - worst)).clamp(0.0, 1.0)

@@ -12,11 +12,9 @@ from typing import Any, ClassVar, Final, Self
 import torch
 from torch import Tensor
 
-from rl8x.randomization.base import ParameterDistribution, finite_number, plain
 from rl8x.randomization.curriculum import Curriculum, MovingDistribution
-from rl8x.randomization.distributions import Grid, from_dict
+from rl8x.randomization.distributions import Grid, ParameterDistribution, finite_number, from_dict, plain
 
-_KINDS: Final = ("interp", "step")
 _POINTS: Final = (
     "must be a list of (metric, distribution) pairs, as in [(0, Uniform(0.4, 0.6)), (1e6, Uniform(0.1, 1.0))]"
 )
@@ -48,15 +46,11 @@ class PerCopy(ParameterDistribution):
         """Write the number, or the list."""
         return repr(self.values[0] if len(self.values) == 1 else list(self.values))
 
-    def draw(self, noise: Tensor) -> Tensor:
-        """Return the values, whatever the noise, `[num_envs]`."""
-        return self.draw_by(noise, torch.tensor(self.values, dtype=torch.float32, device=noise.device))
-
     @classmethod
     def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
-        """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`."""
-        values: Tensor = numbers.expand(len(noise)).clone()  # a carry must not share memory with what moves
-        return values
+        """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`, whatever the noise."""
+        values: Tensor = torch.as_tensor(numbers, dtype=torch.float32, device=noise.device).expand(len(noise))
+        return values.clone()  # a carry must not share memory with what moves
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -75,10 +69,6 @@ class Scheduled(MovingDistribution):
         interpolation: `"interp"` has each number of the distribution go in a straight line from point to point,
             `"step"` holds each distribution until the next point. Before the first and after the last they are held.
         goes_back: Whether it goes back where the metric falls again; if not, the largest value so far counts.
-
-    Raises:
-        ValueError: If the points are not in order, not of one kind, or of a kind that cannot move; or another argument
-            is not as stated above.
     """
 
     kind: ClassVar[str] = "scheduled"
@@ -88,7 +78,7 @@ class Scheduled(MovingDistribution):
     goes_back: bool = True
 
     def __post_init__(self) -> None:
-        if self.interpolation not in _KINDS:
+        if self.interpolation not in ("interp", "step"):
             raise ValueError(f"Scheduled: `interpolation` must be 'interp' or 'step'; got {self.interpolation!r}.")
         if not isinstance(self.by, str) or not self.by:
             raise ValueError(f"Scheduled: `by` must be the name of a metric, such as 'env/steps'; got {self.by!r}.")
@@ -125,12 +115,12 @@ class Scheduled(MovingDistribution):
         Args:
             metric: The metric `by`; None where it was never measured.
         """
-        before = [i for i, (x, _) in enumerate(self.points) if metric is not None and x <= metric]
-        i = before[-1] if before else 0
-        begin, here = self.points[i]
-        if not before or metric is None or self.interpolation == "step" or i + 1 == len(self.points):
+        later = [i for i, (x, _) in enumerate(self.points) if metric is None or x > metric]
+        i = later[0] if later else len(self.points)
+        begin, here = self.points[max(i - 1, 0)]
+        if metric is None or self.interpolation == "step" or i in (0, len(self.points)):
             return here
-        end, there = self.points[i + 1]
+        end, there = self.points[i]
         fraction = (metric - begin) / (end - begin)
         numbers = [a * (1.0 - fraction) + b * fraction for a, b in zip(here.numbers, there.numbers, strict=True)]
         return here.of_numbers(numbers)
@@ -150,11 +140,6 @@ class Scheduled(MovingDistribution):
         points = [[x, drawn.values[0] if isinstance(drawn, PerCopy) else plain(drawn)] for x, drawn in self.points]
         return {self.kind: {**form[self.kind], "points": points}}  # type: ignore[dict-item]
 
-    @classmethod
-    def curriculum(cls, members: Mapping[str, ParameterDistribution]) -> Curriculum:
-        """Return the curriculum of one parameter."""
-        return NumbersCurriculum(members)
-
 
 def _point(point: object) -> tuple[float, ParameterDistribution]:
     if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
@@ -170,57 +155,50 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
 
 
 class NumbersCurriculum(Curriculum):
-    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last."""
+    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last.
+
+    It draws from `now`; of a schedule `_at` is the value of the metric that counts, None before it was measured.
+    """
 
     def __init__(self, members: Mapping[str, ParameterDistribution]) -> None:
-        ((self._name, self._member),) = members.items()
+        ((self._name, member),) = members.items()
+        self._schedule = member if isinstance(member, Scheduled) else None
         self._at: float | None = None
-        """The value of the metric that counts; None before it was measured."""
-        self._family = type(self.now)
-        schedule = isinstance(self._member, Scheduled)
-        super().__init__(members, f"{'scheduled' if schedule else 'steered'}:{self._name}")
-        if not schedule:
+        self.now = self._schedule.at(None) if self._schedule else member
+        super().__init__(members, f"{'scheduled' if self._schedule else 'steered'}:{self._name}")
+        if self._schedule is None:
             self.key = json.dumps([self.label, self.now.kind, len(self.now.drawn_by)])
-
-    @property
-    def now(self) -> ParameterDistribution:
-        """The distribution that is drawn from."""
-        return self._member.at(self._at) if isinstance(self._member, Scheduled) else self._member
 
     def allocate_state(self, device: torch.device) -> None:
         """Make the tensor of numbers, once."""
         if not self.state:
             self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
 
-    def _move(self) -> None:
-        """Write the numbers of the present distribution to where programs read them."""
-        self.state["numbers"].copy_(torch.tensor(self.now.drawn_by, dtype=torch.float32))
-
+    def _move(self, now: ParameterDistribution) -> None:
+        """Write the numbers of a distribution to where programs read them."""
+        self.now = now
+        self.state["numbers"].copy_(torch.tensor(now.drawn_by, dtype=torch.float32))
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw from the present numbers, `[num_envs]`, from noise `[num_envs, 1]`."""
-        return {self._name: self._family.draw_by(noise[:, 0], self.state["numbers"])}, None
+        return {self._name: self.now.draw_by(noise[:, 0], self.state["numbers"])}, None
 
     def update_from_metrics(self, row: Mapping[str, float]) -> None:
         """Move a schedule to the row's value of its metric, if that is finite."""
-        if self.is_evaluating or not isinstance(self._member, Scheduled):
+        schedule = self._schedule
+        if self.is_evaluating or schedule is None:
             return
-        metric = row.get(self._member.by)
+        metric = row.get(schedule.by)
         if metric is None or not math.isfinite(metric) or metric == self._at:
             return
-        if self._at is None or self._member.goes_back or metric > self._at:
+        if self._at is None or schedule.goes_back or metric > self._at:
             self._at = float(metric)
-            self._move()
+            self._move(schedule.at(self._at))
 
     def update_from_config(self, configured: Curriculum) -> None:
         """Draw from now on from the distribution that a function gave."""
         (member,) = configured.members.values()
-        if member != self._member:
-            self._member = member
-            self._move()
-
-    def ranges(self) -> dict[str, tuple[Any, Any]]:
-        """Return the support of the present distribution."""
-        return {self._name: self.now.support}
+        if self._schedule is None and member != self.now:
+            self._move(member)
 
     def present(self) -> dict[str, ParameterDistribution]:
         """Return the present distribution."""
@@ -233,4 +211,7 @@ class NumbersCurriculum(Curriculum):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.begun, self._at = bool(state["begun"]), state["at"]
-        self._move()
+        self._move(self._schedule.at(self._at) if self._schedule else self.now)
+
+
+Scheduled.curriculum = NumbersCurriculum

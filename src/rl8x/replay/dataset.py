@@ -1,7 +1,7 @@
 """Transitions that were recorded before the training: read once, checked, and sampled like a replay.
 
-A data set is transitions one after the other, by name, each `[rows, ...]`: `obs`, `actions` and `next_obs` (a tensor,
-or parts as in `obs/position`), `rewards`, `terminated` and `truncated`.
+They are given by name, each `[rows, ...]`: `obs`, `actions` and `next_obs` (a tensor, or parts as in `obs/position`),
+`rewards`, `terminated` and `truncated`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import math
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,30 +23,17 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.functional import Moments, moments
-from rl8x.replay.columns import Columns, spec_of, take_room
-from rl8x.replay.dataset_files import (
-    SPACES,
-    is_hdf5,
-    read_episode_returns,
-    read_folder,
-    read_hdf5,
-    read_minari,
-    read_spaces,
-    write_about,
-)
-from rl8x.replay.dataset_rows import check_gaps, check_legal, checked, warn_of_far_actions, with_next
+from rl8x.replay.dataset_files import FILE, SPACES, is_hdf5, read_folder, read_hdf5, read_minari, write_folder
 from rl8x.replay.nstep import NStep
-from rl8x.spaces import as_elements, only_legal, tree_of
-from rl8x.trees import as_tensor, flatten_tree, is_part, unflatten_tree
+from rl8x.replay.ring import Columns, Rows, spec_of
+from rl8x.spaces import as_elements, check_mask, far_outside, leaves, only_legal, tree_of
+from rl8x.trees import as_tensor, flatten_tree, is_part, unflatten_tree, without_ends
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-# Overhead of a file and its folder entry in bytes, rounded up.
-_FILE_BYTES: Final = 8192
 
-
-class Dataset:
+class Dataset(Rows):
     """Recorded transitions with a replay's `size`, `sample` and `gather`; `load` and `from_tensors` make one.
 
     Where no `next_obs` is recorded, it is the next row's `obs`. What a truncated step led to is then not known, nor
@@ -68,6 +57,8 @@ class Dataset:
         ValueError: If something is wrong with them; it says what, and in which row.
     """
 
+    missing = "gather from what `prepared(n, gamma)` returns: returns depend on them."
+
     def __init__(
         self,
         transitions: Mapping[str, Tensor],
@@ -79,7 +70,7 @@ class Dataset:
     ) -> None:
         if gaps not in ("refuse", "truncate"):
             raise ValueError(f"`gaps` must be 'refuse' or 'truncate'; got {gaps!r}.")
-        rows = checked(transitions)
+        rows = _checked(transitions)
         self.observation_space, self.action_space = observation_space, action_space
         for name, space in (
             (keys.OBS, observation_space),
@@ -88,17 +79,16 @@ class Dataset:
         ):
             if space is not None and any(is_part(each, name) for each in rows):
                 rows |= as_elements(name, space, rows)
-        check_legal(rows, observation_space, action_space)
-        warn_of_far_actions(rows, action_space)
+        _check_legal(rows, observation_space, action_space)
+        _warn_of_far_actions(rows, action_space)
         if has_next := any(is_part(name, keys.NEXT_OBS) for name in rows):
-            check_gaps(rows, gaps)
-        self.episode_returns = _episode_returns(rows)
-        if not has_next:
-            rows = with_next(keys.OBS, rows)
-        self.transitions = rows
-        self.size = len(rows[keys.REWARDS])
+            _check_gaps(rows, gaps)
+        ends = (rows[keys.TERMINATED] | rows[keys.TRUNCATED]).nonzero().squeeze(1)
+        sums = rows[keys.REWARDS].double().cumsum(0)[ends]
+        self.episode_returns = sums.diff(prepend=sums.new_zeros(1)).float()
+        self.transitions = rows if has_next else _with_next(keys.OBS, rows)
+        self.size = len(self.transitions[keys.REWARDS])
         self.device = torch.device(device)
-        self._columns: Columns | None = None
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
@@ -108,9 +98,6 @@ class Dataset:
             tensors: Transitions by name, see the class; a dict of tensors in place of one is a tree.
             device: Where batches are made.
             options: `gaps`, `observation_space` and `action_space` of the class.
-
-        Raises:
-            ValueError: If something is wrong with them; it says what, and in which row.
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
         return cls({name: as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
@@ -149,16 +136,16 @@ class Dataset:
             ImportError: If h5py or Minari is needed and not installed.
         """
         place = Path(path)
-        if (place / "meta.json").is_file():
-            spaces, returns = read_spaces(place), read_episode_returns(place)
-            dataset = cls(read_folder(place), device, **(spaces | options))
-            dataset.episode_returns = dataset.episode_returns if returns is None else returns
+        if (place / FILE).is_file():
+            rows, returns, spaces = read_folder(place)
+            dataset = cls(rows, device, **(spaces | options))
+            dataset.episode_returns = returns
             return dataset
         if is_hdf5(place):
             return cls(read_hdf5(place), device, **options)
         if place.exists() or "/" not in str(path) or place.is_absolute():
             raise ValueError(
-                f"no data set in {str(path)!r}: give a folder that `Dataset.save` wrote (it has a meta.json), a file "
+                f"no data set in {str(path)!r}: give a folder that `Dataset.save` wrote (it has a {FILE}), a file "
                 ".hdf5 or .h5 in the layout of D4RL, or the id of one of Minari's data sets."
             )
         return cls.from_minari(str(path), device, **options)
@@ -184,35 +171,28 @@ class Dataset:
         return cls(rows, device, **(spaces | options))
 
     def save(self, path: str | Path) -> None:
-        """Write the transitions to a new folder, atomically, as a memory-mapped TensorDict.
+        """Write the data set to a new folder, atomically: a file of safetensors, and its digest in `SHA256SUMS`.
 
         Args:
             path: The folder.
 
         Raises:
             FileExistsError: If there is something.
-            ValueError: If the disk refuses, or a part has a name that a TensorDict's file has for itself.
+            ValueError: If the disk refuses.
         """
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} is there already: give another folder.")
-        size = sum(tensor.numel() * tensor.element_size() + _FILE_BYTES for tensor in self.transitions.values())
-        try:
-            take_room(path.parent, size)
-        except OSError as error:
-            raise ValueError(
-                f"a data set of {size / 1e9:,.3f} GB cannot be written to {path.parent}: {error.strerror}. Give "
-                "another folder."
-            ) from None
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
-            self.as_tensordict().memmap(str(beside))
-            written = read_folder(beside)
-            lost = [name for name in self.transitions if name not in written]
-            if lost:  # tensordict keeps its own `device` or `shape` there
-                raise ValueError(f"`{lost[0]}` cannot be written to a file: rename that part of the space.")
-            write_about(beside, {name: getattr(self, name) for name in SPACES}, self.episode_returns)
+            beside.mkdir(parents=True)
+            spaces = {name: getattr(self, name) for name in SPACES}
+            write_folder(beside, self.transitions, self.episode_returns, spaces)
             beside.rename(path)
+        except OSError as error:
+            raise ValueError(
+                f"the data set cannot be written to {path.parent}: {error.strerror or error}. Give another folder."
+            ) from None
         finally:
             shutil.rmtree(beside, ignore_errors=True)
 
@@ -240,7 +220,7 @@ class Dataset:
     # -- the interface of a replay
 
     def prepared_bytes(self, *, next_actions: bool = False) -> int:
-        """Return an upper bound of the device memory that the rows of `prepare` take, in bytes.
+        """Return an upper bound of the device memory that the rows of `prepared` take, in bytes.
 
         Args:
             next_actions: Whether rows have `next_actions` too.
@@ -250,23 +230,11 @@ class Dataset:
         of_parts = sum(spec[name].row_bytes for part in parts for name in spec if is_part(name, part))
         return len(self.transitions[keys.REWARDS]) * (of_parts + 2 * torch.float32.itemsize)
 
-    def prepared(self, n: int, gamma: float, device: torch.device, *, next_actions: bool = False) -> Self:
-        """Return the same transitions with rows of their own on a device; see `prepare`.
-
-        Args:
-            n: Steps of a return.
-            gamma: Discount of a step.
-            device: Where the rows go.
-            next_actions: Whether rows have `next_actions` too.
-        """
-        other = copy.copy(self)
-        other.device = device
-        other.prepare(n, gamma, next_actions=next_actions)
-        return other
-
     @torch.no_grad()
-    def prepare(self, n: int, gamma: float, *, next_actions: bool = False) -> None:
-        """Compute rows with n-step returns on the device.
+    def prepared(
+        self, n: int, gamma: float, device: torch.device | None = None, *, next_actions: bool = False
+    ) -> Self:
+        """Return the same transitions with rows of n-step returns on the device, to sample from.
 
             returns_t   = sum_{j < m} gamma^j r_{t+j}
             discounts_t = gamma^m (1 - terminated_{t+m-1})
@@ -277,6 +245,7 @@ class Dataset:
         Args:
             n: Steps of a return, at least 1.
             gamma: Discount of a step, in [0, 1].
+            device: Where the rows go; None: the data set's.
             next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
                 is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
                 with the step before it, whose `next_obs` is that step's `obs`. Rows that terminated hold their own
@@ -287,55 +256,23 @@ class Dataset:
 
         Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
         """
-        transitions = with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
-        self.size = len(transitions[keys.REWARDS])
-        n = min(n, self.size)  # no return is longer
+        other = copy.copy(self)
+        other.device = self.device if device is None else device
+        transitions = _with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
+        other.size = size = len(transitions[keys.REWARDS])
+        n = min(n, size)  # no return is longer
         block = {name: tensor.unsqueeze(1) for name, tensor in transitions.items()}
         # Padding after the last row completes the windows of the rows before it; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
         block[keys.TRUNCATED][-1] = True
-        repeated = torch.arange(self.size + n - 1, device=block[keys.REWARDS].device).clamp(max=self.size - 1)
+        repeated = torch.arange(size + n - 1, device=block[keys.REWARDS].device).clamp(max=size - 1)
         padded = {name: tensor[repeated] for name, tensor in block.items()} if n > 1 else block
-        rows = NStep(n, gamma).rows(padded, self.size + n - 1)
-        self._columns = Columns(spec_of(rows), self.size, self.device)
-        stored = self._columns.views(self._columns.tensors)
+        rows = NStep(n, gamma).rows(padded, size + n - 1)
+        other.stored = Columns(spec_of(rows), size, other.device)
+        views = other.stored.views(other.stored.tensors)
         for name, tensor in rows.items():
-            stored[name].copy_(tensor)
-
-    def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement.
-
-        Args:
-            count: Batches.
-            batch: Rows of each.
-            generator: Source of the draws, on the device.
-
-        Returns:
-            Where they are, int64 `[count, batch]`.
-        """
-        return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
-
-    def gather(self, index: Tensor) -> dict[str, Tensor]:
-        """Return copies of rows.
-
-        Args:
-            index: Where they are, int64 `[*index]`.
-
-        Returns:
-            By name, each `[*index, ...]`: `obs`, `actions`, `returns`, `discounts` and `next_obs`, as of a replay, and
-            `next_actions` where they were asked for.
-
-        Raises:
-            RuntimeError: If `prepare` has not been called.
-        """
-        return self.columns.views(self.columns.gather(index, self.device))
-
-    @property
-    def columns(self) -> Columns:
-        """Where the rows are; a RuntimeError before `prepare`."""
-        if self._columns is None:
-            raise RuntimeError("call `prepare(n, gamma)` before `gather`: returns depend on them.")
-        return self._columns
+            views[name].copy_(tensor)
+        return other
 
     # -- statistics
 
@@ -351,11 +288,6 @@ class Dataset:
         Args:
             random: The mean return of a random policy.
             expert: That of an expert.
-
-        Raises:
-            ValueError: If the two are equal.
-
-        Source: Fu et al. 2020, arXiv:2004.07219, section 5.
         """
         return normalized_score(self.episode_returns.mean().item(), random, expert)
 
@@ -368,9 +300,6 @@ def normalized_score(value: float, random: float, expert: float) -> float:
         random: That of a random policy.
         expert: That of an expert.
 
-    Raises:
-        ValueError: If the two are equal.
-
     Source: Fu et al. 2020, arXiv:2004.07219, section 5.
     """
     if random == expert:
@@ -378,7 +307,136 @@ def normalized_score(value: float, random: float, expert: float) -> float:
     return 100.0 * (value - random) / (expert - random)
 
 
-def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:
-    ends = (rows[keys.TERMINATED] | rows[keys.TRUNCATED]).nonzero().squeeze(1)
-    sums = rows[keys.REWARDS].double().cumsum(0)[ends]
-    return sums.diff(prepend=sums.new_zeros(1)).float()
+# -- checks of transitions, and columns that are copied from the next row
+
+_FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
+_NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
+
+
+def _first(wrong: Tensor) -> int:
+    """Return the first row of which something is wrong, of `[rows, ...]`."""
+    return int(wrong.reshape(len(wrong), -1).any(1).to(torch.uint8).argmax())
+
+
+def _checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return transitions in the dtypes that are stored, or raise `ValueError` with the first thing that is wrong."""
+    parts = dict.fromkeys(name.split("/", 1)[0] for name in transitions)
+    legal = (keys.OBS, keys.ACTIONS, keys.REWARDS, *_FLAGS, keys.NEXT_OBS)
+    missing = [name for name in legal[:-1] if name not in parts]
+    unknown = [name for name in parts if name not in legal]
+    if missing or unknown:
+        problem = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
+        raise ValueError(f"a data set holds {_NAMES}; this one {problem}.")
+    lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in transitions.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"a data set needs equally many rows of each name, and at least 1; got {lengths}.")
+    rows = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in transitions.items()}
+    for name in (keys.REWARDS, *_FLAGS):
+        if rows[name].numel() != lengths[name]:
+            raise ValueError(f"`{name}` must be one number a row; got the shape {list(rows[name].shape)}.")
+        rows[name] = rows[name].reshape(-1)
+    for name in _FLAGS:
+        wrong = (rows[name] != 0) & (rows[name] != 1)
+        if wrong.any():
+            row = _first(wrong)
+            raise ValueError(f"`{name}` must be true or false, or 0 or 1; got {rows[name][row].item()} in row {row:,}.")
+        rows[name] = rows[name].bool()
+    rows[keys.REWARDS] = rows[keys.REWARDS].float()
+    for name, tensor in rows.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            # After a termination nothing bootstraps.
+            numbers = without_ends(tensor, rows[keys.TERMINATED]) if is_part(name, keys.NEXT_OBS) else tensor
+            if not numbers.isfinite().all():
+                row = _first(~numbers.isfinite())
+                raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
+            rows[name] = numbers
+    if keys.NEXT_OBS in parts:
+        for name in [name for name in rows if is_part(name, keys.OBS, keys.NEXT_OBS)]:
+            first = name.partition("/")[0]
+            other = (keys.NEXT_OBS if first == keys.OBS else keys.OBS) + name.removeprefix(first)
+            if other not in rows:
+                raise ValueError(f"`{name}` has no `{other}` to go with it.")
+            kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]
+            if kinds[0] != kinds[1]:
+                raise ValueError(f"`{name}` and `{other}` must be alike; got {kinds[0]} and {kinds[1]}.")
+    return rows
+
+
+def _check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_space: Any) -> None:
+    """Raise if an action is illegal by the mask of its observation: it has no value and no log-probability."""
+    seen = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
+    if keys.ACTION_MASK not in seen or action_space is None:
+        return
+    check_mask(seen[keys.ACTION_MASK], action_space, keys.ACTION_MASK)
+    taken, mask = unflatten_tree(keys.ACTIONS, rows), unflatten_tree(f"{keys.OBS}/{keys.ACTION_MASK}", rows)
+    for name, part in flatten_tree(keys.ACTIONS, only_legal(taken, mask, action_space)).items():
+        wrong = (part != rows[name]).reshape(len(part), -1).any(1)
+        if wrong.any():
+            row = _first(wrong)
+            raise ValueError(
+                f"`{name}` is {rows[name][row].tolist()} in row {row:,}, which the row's `{keys.ACTION_MASK}` says is "
+                f"illegal (there are {int(wrong.sum()):,} such rows): leave such rows out, or mend their masks."
+            )
+
+
+def _warn_of_far_actions(rows: Mapping[str, Tensor], action_space: Any) -> None:
+    """Warn of actions out of the bounds of their `Box`, in which an environment may have clipped them."""
+    for path, leaf in [] if action_space is None else leaves(action_space):
+        if not isinstance(leaf, gymnasium.spaces.Box):
+            continue
+        name = "/".join((keys.ACTIONS, *path))
+        far = far_outside(rows[name], leaf)
+        if not far.any():
+            continue
+        row, count = _first(far), int(far.reshape(len(far), math.prod(leaf.shape)).any(1).sum())
+        place = tuple(far[row].nonzero()[0].tolist())
+        warnings.warn(
+            f"`{name}` is out of the bounds of its Box in {count:,} of {len(far):,} rows, first in row {row:,}: "
+            f"{rows[name][row][place].item():g}, where {leaf.low[place]:g} to {leaf.high[place]:g} is legal. They are "
+            "learned from as they are: clip what the environment clipped, or give the space that they are of.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
+    """Raise for, or truncate in place, episodes that do not continue in the next row; see `gaps` of `Dataset`."""
+    goes_on = ~(rows[keys.TERMINATED] | rows[keys.TRUNCATED])[:-1]
+    apart = torch.zeros_like(goes_on)
+    for name, part in rows.items():
+        if is_part(name, keys.OBS):
+            later = rows[keys.NEXT_OBS + name.removeprefix(keys.OBS)]
+            apart |= (later[:-1] != part[1:]).reshape(len(apart), math.prod(part.shape[1:])).any(1)
+    apart &= goes_on
+    if gaps == "truncate":
+        rows[keys.TRUNCATED] = rows[keys.TRUNCATED] | torch.cat([apart, apart.new_zeros(1)])
+    elif apart.any():
+        row = _first(apart)
+        raise ValueError(
+            f"row {row:,} ends no episode, but its `next_obs` is not the `obs` of row {row + 1:,} (there are "
+            f"{int(apart.sum()):,} such rows). Mark where episodes are cut in `truncated`, or take gaps='truncate'."
+        )
+
+
+def _with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each row the observation, or the action, of the row after it, as `next_*`.
+
+    The last row of an episode that did not terminate is left out; the row before it ends the episode as if truncated.
+    """
+    terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
+    unknown = ~terminated & ends
+    unknown[-1] = ~terminated[-1]
+    cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
+    if unknown.all():
+        raise ValueError(
+            f"no row has `next_{what}`, which are the `{what}` of the row after it in its episode: the last rows of "
+            "episodes that are truncated or not over have none, and there are no others. Record longer episodes"
+            f"{', or `next_obs`' if what == keys.OBS else ''}."
+        )
+    # Observations after a termination are never bootstrapped from, but have to be finite.
+    own = torch.arange(len(ends), device=ends.device)
+    source = torch.where(ends, own, own + 1)[~unknown]
+    kept = {name: tensor[~unknown] for name, tensor in rows.items()}
+    kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
+    parts = {name: part for name, part in rows.items() if is_part(name, what)}
+    return kept | {f"next_{name}": part[source] for name, part in parts.items()}

@@ -1,14 +1,12 @@
-"""Reads transitions from files: a memory-mapped TensorDict, D4RL's HDF5 layout, and Minari's episodes."""
+"""Reads transitions from files: rl8x's own folder, D4RL's HDF5 layout, and Minari's episodes."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import product
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +17,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.disk import SUMS, sums_of, wrong_sums
-from rl8x.replay.columns import DTYPES
-from rl8x.spaces import space_from_plain, space_to_plain
+from rl8x.spaces import space_from_plain, space_to_plain, tree_of
 from rl8x.trees import flatten_tree
 
 # Names in D4RL's layout.
@@ -33,98 +30,46 @@ _D4RL: Final = {
     "timeouts": keys.TRUNCATED,
 }
 
-
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors of a memory-mapped TensorDict, by flat names; digests that are there are checked."""
-    try:
-        tensors = _mapped_tensors(folder)
-        wrong = wrong_sums(folder, _sums(folder)) if (folder / SUMS).exists() else None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise ValueError(f"{folder} is not a memory-mapped TensorDict, or damaged: {_shown(error)}.") from None
-    if wrong is not None:
-        raise ValueError(f"{folder} is damaged: {wrong}.")
-    return tensors
-
-
-def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    for name, entry in meta.items():
-        if not isinstance(entry, dict) or "/" in name:  # none that tensordict writes for an observation's part
-            continue
-        if "dtype" not in entry:
-            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / _file_name(name)).items()}
-            continue
-        file, shape = folder / f"{_file_name(name)}.memmap", entry["shape"]
-        dtype = DTYPES.get(str(entry["dtype"]).removeprefix("torch."))
-        if dtype is None:
-            raise ValueError(f"`{name}` has the unknown dtype {entry['dtype']!r:.80}")
-        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"`{name}` has no shape of whole numbers; got {shape!r:.80}")
-        size = math.prod(shape)
-        # A data set of somebody else's may have a link to any file here.
-        if not file.is_file() or file.is_symlink() or file.stat().st_size < size * dtype.itemsize:
-            raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter, a link or not there")
-        tensors[name] = (
-            torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
-            if size
-            else torch.zeros(shape, dtype=dtype)
-        )
-    return tensors
-
-
-def _sums(folder: Path) -> str:
-    """Return the digests of a data set's files."""
-    files = (file for file in folder.rglob("*") if file.suffix in (".memmap", ".json"))
-    return sums_of(folder, sorted(file.relative_to(folder).as_posix() for file in files))
-
-
-def _shown(error: Exception) -> str:
-    return " ".join((str(error) if type(error) is ValueError else repr(error)).split()).rstrip(".")
-
-
-def _file_name(name: str) -> str:
-    """Return the name of a part's file or folder, in which tensordict writes some characters as numbers."""
-    if name in ("", ".", ".."):
-        return "%2E" * len(name) or "%"
-    return re.sub(r'[\x00-\x1f\x7f/<>:"|?*\\ %]', lambda found: f"%{ord(found[0]):02X}", name)
-
-
+FILE: Final = "transitions.safetensors"
 SPACES: Final = ("observation_space", "action_space")
-_SPACES_FILE: Final = "spaces.json"
-_EPISODES_FILE: Final = "episodes.json"
+# The tensor of a data set's file that has the returns of episodes.
+_RETURNS: Final = "episode_returns"
 
 
-def write_about(folder: Path, spaces: Mapping[str, Any], returns: Tensor) -> None:
-    """Write a data set's spaces, its episodes' returns, `[episodes]`, and the digests that `read_folder` checks.
+def write_folder(folder: Path, rows: Mapping[str, Tensor], returns: Tensor, spaces: Mapping[str, Any]) -> None:
+    """Write a data set and its digest: rows, the returns of episodes, of which rows may be missing, and its spaces."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
 
-    The rows may lack the ends of some episodes, so that the returns cannot be computed from them.
-    """
     plain = {name: space_to_plain(space) for name, space in spaces.items() if space is not None}
-    (folder / _SPACES_FILE).write_text(json.dumps(plain))
-    (folder / _EPISODES_FILE).write_text(json.dumps(returns.tolist()))
-    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
-
-
-def read_spaces(folder: Path) -> dict[str, Any]:
-    """Read the spaces of a data set from its folder, by the names of `SPACES`."""
-    with _said(folder / _SPACES_FILE, "the spaces of a data set") as plain:
-        return {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
-
-
-def read_episode_returns(folder: Path) -> Tensor | None:
-    """Return the returns of episodes that a data set's folder says, `[episodes]`; None where it does not."""
-    with _said(folder / _EPISODES_FILE, "the returns of episodes") as returns:
-        return torch.tensor([float(each) for each in returns]) if (folder / _EPISODES_FILE).is_file() else None
+    arrays = {name: np.ascontiguousarray(each.numpy(force=True)) for name, each in {**rows, _RETURNS: returns}.items()}
+    try:
+        save_file(arrays, folder / FILE, {"rl8x": json.dumps(plain)})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    (folder / SUMS).write_text(sums_of(folder, [FILE]), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _said(file: Path, what: str) -> Iterator[Any]:
-    """Give the data of a file of JSON, empty without one; raise if they are not `what` the context takes them for."""
-    try:
-        yield json.loads(file.read_text()) if file.is_file() else {}
-    except (KeyError, TypeError, AttributeError, ValueError, AssertionError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{file} does not say {what}: {_shown(error)}.") from None
+def _opened(folder: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Open the file of a data set, which is mapped into memory; give its spaces too, by the names of `SPACES`."""
+    from safetensors import safe_open
+
+    with (
+        refused_if_damaged(f"{folder} is not a data set that rl8x saved"),
+        safe_open(folder / FILE, "pt") as file,
+    ):
+        plain = json.loads(file.metadata()["rl8x"])
+        yield file, {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
+    """Map a data set that `write_folder` wrote; return its rows, the returns `[episodes]`, and its spaces by name."""
+    with _opened(folder) as (file, spaces):
+        if wrong := wrong_sums(folder, sums_of(folder, [FILE])):
+            raise ValueError(wrong)
+        rows = {name: file.get_tensor(name) for name in file.offset_keys()}
+        return rows, rows.pop(_RETURNS), spaces
 
 
 def is_hdf5(path: Path) -> bool:
@@ -134,16 +79,23 @@ def is_hdf5(path: Path) -> bool:
 
 def lacks_spaces(path: Path) -> bool:
     """Return whether there is a data set that does not contain both of its spaces."""
-    return is_hdf5(path) or ((path / "meta.json").is_file() and len(read_spaces(path)) < len(SPACES))
+    if not (path / FILE).is_file():
+        return is_hdf5(path)
+    with _opened(path) as (_, spaces):
+        return len(spaces) < len(SPACES)
 
 
 def read_hdf5(path: Path) -> dict[str, Tensor]:
     """Read a file in D4RL's layout; other entries are ignored."""
     with refused_if_damaged(f"{path} is not a file in the layout of D4RL"):
         try:
-            rows = read_arrays(path, _D4RL)
+            import h5py
         except ImportError as error:
             raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
+        with h5py.File(path, "r") as file:
+            arrays = dict(_held_arrays(file, _D4RL))
+            _check_fits(arrays)
+            rows = {_D4RL[name]: _tensor(name, array[()]) for name, array in arrays.items()}
     missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in rows]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")
@@ -153,40 +105,28 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
 
 def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
     """Return a `MinariDataset` and the transitions of each of its episodes; raises as `Dataset.from_minari`."""
-    folder, load = getattr(getattr(source, "storage", None), "data_path", None), None
+    folder = getattr(getattr(source, "storage", None), "data_path", None)
     if isinstance(source, str):
-        folder, load = _minaris_folder(source)
-    if folder is None:
-        return source, _alike(source.iterate_episodes())
-    with refused_if_damaged(f"{folder} is not one of Minari's data sets"):
-        _check_minari(Path(folder))
-        source = source if load is None else load()
-        return source, _alike(source.iterate_episodes())
-
-
-def _alike(episodes: Iterable[Any]) -> list[dict[str, Tensor]]:
-    """Return the transitions of each of Minari's episodes that has any; refuse such as do not go together."""
-    found = [rows for rows in map(transitions_of, episodes) if len(rows[keys.REWARDS])]
-    kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in found]
-    if any(kind != kinds[0] for kind in kinds):
-        raise ValueError("the episodes differ in the names, shapes or types of what they hold")
-    return found
-
-
-def _minaris_folder(name: str) -> tuple[Path, Callable[[], Any]]:
-    """Return the folder of a local data set of Minari's, and what loads it."""
-    try:
-        import minari
-        from minari.storage import get_dataset_path
-    except ImportError as error:
-        raise ImportError(
-            f"{name!r} is not a file here, and reading it as one of Minari's data sets needs Minari: "
-            "pip install 'minari[hdf5]'."
-        ) from error
-    folder = Path(get_dataset_path(name)) / "data"
-    if not folder.exists():
-        raise ValueError(f"Minari has no data set {name!r} on this machine: there is no {folder}.")
-    return folder, functools.partial(minari.load_dataset, name)
+        try:
+            import minari
+            from minari.storage import get_dataset_path
+        except ImportError as error:
+            raise ImportError(
+                f"{source!r} is not a file here, and reading it as one of Minari's data sets needs Minari: "
+                "pip install 'minari[hdf5]'."
+            ) from error
+        folder = Path(get_dataset_path(source)) / "data"
+        if not folder.exists():
+            raise ValueError(f"Minari has no data set {source!r} on this machine: there is no {folder}.")
+    with refused_if_damaged(f"{folder or 'this'} is not one of Minari's data sets"):
+        if folder is not None:
+            _check_minari(Path(folder))
+        source = minari.load_dataset(source) if isinstance(source, str) else source
+        episodes = [rows for rows in map(transitions_of, source.iterate_episodes()) if len(rows[keys.REWARDS])]
+        kinds = [{name: (part.dtype, part.shape[1:]) for name, part in each.items()} for each in episodes]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError("the episodes differ in the names, shapes or types of what they hold")
+        return source, episodes
 
 
 def _check_minari(folder: Path) -> None:
@@ -197,9 +137,13 @@ def _check_minari(folder: Path) -> None:
         if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
             raise ValueError(f"its metadata do not say the {name}")
         space_from_plain(_minaris_space(json.loads(metadata[name])))
-    if (file := folder / "main_data.hdf5").exists():
-        rows = check_groups(file)
-        counted = {"episodes": len(rows), "steps": sum(each["rewards"] for each in rows.values())}
+    if (path := folder / "main_data.hdf5").exists():
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            arrays = dict(_held_arrays(file))
+            _check_fits(arrays)
+            counted = {"episodes": len(file), "steps": sum(arrays[f"{name}/rewards"].shape[0] for name in file)}
         said = {name: metadata[f"total_{name}"] for name in counted}
         if counted != said:
             raise ValueError(f"its metadata say {said}, and its file has {counted}")
@@ -220,8 +164,8 @@ def _minaris_space(data: Mapping[str, Any]) -> dict[str, Any]:
 def transitions_of(episode: Any) -> dict[str, Tensor]:
     """Return the transitions of one of Minari's episodes, which has one more observation than actions."""
     steps = len(episode.rewards)
-    obs = flatten_tree(keys.OBS, _tensors(episode.observations))
-    actions = flatten_tree(keys.ACTIONS, _tensors(episode.actions))
+    obs = flatten_tree(keys.OBS, tree_of(episode.observations, torch.as_tensor))
+    actions = flatten_tree(keys.ACTIONS, tree_of(episode.actions, torch.as_tensor))
     lengths = {len(part) - 1 for part in obs.values()} | {len(part) for part in actions.values()}
     if lengths != {steps}:
         raise ValueError(f"episode {episode.id} has {steps} rewards; observations must be one more, actions as many.")
@@ -237,15 +181,6 @@ def transitions_of(episode: Any) -> dict[str, Tensor]:
         keys.TRUNCATED: truncated,
         **{keys.NEXT_OBS + name.removeprefix(keys.OBS): part[1:] for name, part in obs.items()},
     }
-
-
-def _tensors(tree: Any) -> Any:
-    """Return a tree of arrays as one of tensors; the parts of a tuple have the names "0", "1", ..."""
-    if isinstance(tree, Mapping):
-        return {name: _tensors(part) for name, part in tree.items()}
-    if isinstance(tree, tuple):
-        return {str(i): _tensors(part) for i, part in enumerate(tree)}
-    return torch.as_tensor(tree)
 
 
 # For whole numbers that torch hardly computes with, a type that holds them all.
@@ -264,88 +199,52 @@ def refused_if_damaged(what: str) -> Iterator[None]:
         raise ValueError(f"{what}, or damaged: {reason:.300}.") from None
 
 
-def read_arrays(path: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Read arrays at the top of a file; those that are not there are left out."""
+def _held_arrays(
+    group: Any, names: Collection[str] | None = None, above: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of an HDF5 file by path, or those of some names at its top; refuse what it does not hold."""
     import h5py
 
-    with h5py.File(path, "r") as file:
-        found = {name: _member(file, name) for name in names if file.get(name, getlink=True) is not None}
-        _check_fits(sum(_checked_bytes(name, array) for name, array in found.items()))
-        return {names[name]: _tensor(name, array[()]) for name, array in found.items()}
-
-
-def check_groups(path: Path) -> dict[str, dict[str, int]]:
-    """Check all arrays in the groups of a file as `read_arrays` does; return the rows of those at the top of each."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        need, seen, rows = 0, set[int](), dict[str, dict[str, int]]()
-        left: list[tuple[tuple[str, ...], Any]] = [((name,), _member(file, name)) for name in file]
-        while left:
-            names, member = left.pop()
-            if not isinstance(member, h5py.Group):
-                need += _checked_bytes("/".join(names), member)
-                rows.setdefault(names[0], {})["/".join(names[1:])] = member.shape[0] if member.shape else 0
-                continue
+    seen = set() if seen is None else seen
+    for name in group:
+        if names is not None and name not in names:
+            continue
+        path = f"{above}{name}"
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"`{path}` is a link to something else")
+        member = group[name]
+        if names is None and isinstance(member, h5py.Group):
             address = h5py.h5o.get_info(member.id).addr
             if address in seen:
-                raise ValueError(f"`{'/'.join(names)}` is there twice")  # maybe within itself
+                raise ValueError(f"`{path}` is there twice")  # maybe within itself
             seen.add(address)
-            rows.setdefault(names[0], {})
-            left += [((*names, name), _member(member, name)) for name in member]
-        _check_fits(need)
-        return rows
+            yield from _held_arrays(member, None, f"{path}/", seen)
+            continue
+        if not isinstance(member, h5py.Dataset):
+            raise ValueError(f"`{path}` is not an array of numbers")
+        if member.is_virtual or member.external:
+            raise ValueError(f"`{path}` lies in another file")
+        if member.shape is None:
+            raise ValueError(f"`{path}` is empty")
+        if not _is_whole(member):
+            raise ValueError(f"`{path}` is said to be {list(member.shape)}, of which not all was ever written")
+        yield path, member
 
 
-def _member(group: Any, name: str) -> Any:
-    """Return a member of a group, unless it may lie in another file."""
-    import h5py
-
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"`{name}` is a link to something else")
-    return group[name]
-
-
-def _checked_bytes(name: str, array: Any) -> int:
-    """Return the memory that an array takes; refuse what the file itself does not hold."""
-    import h5py
-
-    if not isinstance(array, h5py.Dataset):
-        raise ValueError(f"`{name}` is not an array of numbers")
-    if array.is_virtual or array.external:
-        raise ValueError(f"`{name}` lies in another file")
-    if array.shape is None:
-        raise ValueError(f"`{name}` is empty")
-    made = array.id.get_create_plist()
-    for i in range(made.get_nfilters()):
-        number, _, _, filter_name = made.get_filter(i)
-        if not h5py.h5z.filter_avail(number):
-            raise ValueError(f"`{name}` is stored with the filter {number} ({filter_name!r:.40}), which is not here")
+def _is_whole(array: Any) -> bool:
+    """Return whether each part of an array is in the file, and is whole where no filter made it smaller."""
     if array.chunks is None:
-        whole = array.id.get_storage_size() >= array.nbytes
-    else:
-        starts = [range(0, size, chunk) for size, chunk in zip(array.shape, array.chunks, strict=True)]
-        whole = array.id.get_num_chunks() >= math.prod(map(len, starts)) and all(
-            map(_is_stored(array), product(*starts))
-        )
-    if not whole:
-        raise ValueError(f"`{name}` is said to be {list(array.shape)}, of which not all was ever written")
-    return int(array.nbytes)
-
-
-def _is_stored(array: Any) -> Callable[[tuple[int, ...]], bool]:
-    """Return what says whether the chunk at a position is found, and is whole where no filter made it smaller."""
+        return bool(array.id.get_storage_size() >= array.nbytes)
+    starts = [range(0, size, chunk) for size, chunk in zip(array.shape, array.chunks, strict=True)]
+    if array.id.get_num_chunks() < math.prod(map(len, starts)):
+        return False
     unfiltered = math.prod(array.chunks) * array.dtype.itemsize
-
-    def is_stored(at: tuple[int, ...]) -> bool:
-        chunk = array.id.get_chunk_info_by_coord(at)
-        return chunk.byte_offset is not None and (not chunk.filter_mask or chunk.size >= unfiltered)
-
-    return is_stored
+    chunks = map(array.id.get_chunk_info_by_coord, itertools.product(*starts))
+    return all(each.byte_offset is not None and (not each.filter_mask or each.size >= unfiltered) for each in chunks)
 
 
-def _check_fits(need: int) -> None:
-    available = psutil.virtual_memory().available
+def _check_fits(arrays: Mapping[str, Any]) -> None:
+    need, available = sum(int(array.nbytes) for array in arrays.values()), psutil.virtual_memory().available
     if need > available:
         raise ValueError(f"it holds {need / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB of memory are available")
 

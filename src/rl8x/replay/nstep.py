@@ -1,8 +1,4 @@
-"""Rows of a replay from horizons of steps: n-step returns that never cross the end of an episode or a gap.
-
-A return of one slot looks at the n - 1 slots after it. The last n - 1 slots of a horizon therefore wait for the next
-one, and each horizon gives as many rows as it has steps, from the second on.
-"""
+"""Rows of a replay from horizons of steps: n-step returns that never cross the end of an episode or a gap."""
 
 from __future__ import annotations
 
@@ -28,7 +24,8 @@ class NStep:
         discounts_t = gamma^m (1 - terminated_{t+m-1})
         next_obs_t  = the observation that step t + m - 1 led to, before any reset
 
-    m is n, or fewer steps where an episode ends with step t + m - 1, or a gap or a masked step follows it.
+    m is n, or fewer steps where an episode ends with step t + m - 1, or a gap or a masked step follows it. The last
+    n - 1 slots of a horizon wait for the next one, so that each gives as many rows as it has steps, from the second on.
 
     Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
@@ -57,10 +54,7 @@ class NStep:
         return self._complete(block, complete) if complete else {}
 
     def cut(self) -> None:
-        """Cut pending returns at the last step given so far, because the environment was reset or evaluated in since.
-
-        The slots that wait bootstrap from what the last of them led to; their rows come with the next horizon.
-        """
+        """Cut pending returns at the last step given, because of a reset since: they bootstrap from what it led to."""
         if self._waiting:
             self._waiting[keys.TRUNCATED][-1] = True
 

@@ -1,7 +1,7 @@
 """A replay that samples rows by priority: more often, the larger their last temporal-difference errors.
 
-Priorities lie on the device in blocks of 64, of which the sums are kept, in float64: a draw is found by the sums of the
-blocks and then in its block, without a tree and without a look from the host.
+Priorities lie in blocks of 64, whose sums are kept in float64: a draw is found by these and then in its block, without
+a tree and without a look from the host.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class PrioritizedReplay(Replay):
     @torch.no_grad()
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
         """Draw rows by their priorities, with replacement: one in each of `batch` equal parts of their sum."""
-        self._check_rows()
+        if not self.size:
+            raise RuntimeError(self.missing)
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
         parts = torch.arange(batch, dtype=torch.float64, device=self.device)
         ends = self._sums.cumsum(0)

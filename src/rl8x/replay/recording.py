@@ -1,8 +1,4 @@
-"""Recording what a policy does in an environment, or random actions, as a data set to learn from offline.
-
-It is written as `Dataset.save` does, or by Minari, in its own folder and layout of version 0.5 (Younis et al. 2024,
-"Minari", https://minari.farama.org).
-"""
+"""Recording what a policy does in an environment, or random actions, as a data set in rl8x's layout or Minari's."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ from rl8x.trees import first_tensor, flatten_tree, is_part, unflatten_tree
 # Where an episode ended by itself, beside `truncated`, which the end of the recording sets too.
 _ENDED: Final = "ended"
 _ID: Final = re.compile(r"[-_\w][-_\w/]*[-_\w]+/[-_\w]+-v\d+", re.ASCII)
-_NEEDS: Final = "to write a data set in Minari's format needs Minari: pip install 'minari[hdf5]'."
 
 
 class Recording(NamedTuple):
@@ -50,18 +45,10 @@ def record(
     seed: int = 0,
     env_config: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """Step a policy in an environment, which is reset, and keep so many transitions.
+    """Reset an environment, step a policy in it, or with None random actions, and keep so many transitions.
 
-    Where the recording of a copy ends in the middle of an episode, that is marked as truncated.
-
-    Args:
-        policy: What acts; None draws all actions from the action space.
-        env: The environment; actions are those that it gets.
-        transitions: How many are kept.
-        epsilon: The share of actions that are drawn.
-        deterministic: Whether the others are the most likely ones rather than samples.
-        seed: Seeds the environment and the actions.
-        env_config: Values of the environment's parameters; None changes nothing.
+    Where the recording of a copy ends in the middle of an episode, that is marked as truncated. The share `epsilon` of
+    actions is drawn from the action space; the others are samples or, `deterministic`, the most likely ones.
     """
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
@@ -123,10 +110,7 @@ def _drawn(obs: Any, env: Env) -> Any:
 
 
 def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
-    """Return slots `[steps, num_envs, ...]` as rows, one copy's after the other's; what is left over is left out.
-
-    Each copy has as many, as far as that goes: a copy that is cut short has its last steps left out.
-    """
+    """Return so many rows of slots `[steps, num_envs, ...]`, one copy's after the other's, about as many of each."""
     valid = slots.pop(keys.VALID)
     order = valid.cumsum(1) + torch.cat([valid.new_zeros(1, dtype=torch.int64), valid.sum(1).cumsum(0)[:-1]])[:, None]
     kept = (valid & (order <= transitions)).T  # the first ones by time, [num_envs, steps]
@@ -147,15 +131,12 @@ def check_new_id(name: str) -> None:
             "an id of Minari's is NAMESPACE/NAME-vNUMBER, of letters, digits, - and _, at least two in NAMESPACE, such "
             f"as cartpole/medium-v0; got {name!r}."
         )
-    if _folder(name).exists():
-        raise ValueError(f"Minari has {name!r} already, in {_folder(name)}: give another id.")
+    if (folder := _root() / name).exists():
+        raise ValueError(f"Minari has {name!r} already, in {folder}: give another id.")
 
 
 def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
-    """Write a data set, whole or not at all, under an id that `minari.load_dataset` and `Dataset.load` read.
-
-    Images are written as they are, not as JPEG. The last episode, if it ends nowhere, is truncated.
-    """
+    """Write a data set, whole or not at all, under an id of Minari's; images are stored as they are, not as JPEG."""
     check_new_id(name)
     import minari
     from minari.data_collector import EpisodeBuffer
@@ -163,7 +144,6 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
     from minari.namespace import create_namespace, list_local_namespaces
 
     spaces = dataset.observation_space, dataset.action_space
-    folder = _folder(name)
     # Beside it, in a hidden folder, which Minari does not list.
     beside = _root() / f".rl8x-{os.getpid()}"
     try:
@@ -175,7 +155,7 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
         namespace = name.rpartition("/")[0]
         if namespace not in list_local_namespaces():
             create_namespace(namespace)
-        beside.rename(folder)
+        beside.rename(_root() / name)
     except NotImplementedError as error:
         raise ValueError(f"Minari cannot store these spaces: {error}.") from error
     finally:
@@ -217,9 +197,7 @@ def _root() -> Path:
         import h5py  # noqa: F401
         from minari.storage import get_dataset_path
     except ImportError as error:
-        raise ImportError(_NEEDS) from error
+        raise ImportError(
+            "to write a data set in Minari's format needs Minari: pip install 'minari[hdf5]'."
+        ) from error
     return Path(get_dataset_path())
-
-
-def _folder(name: str) -> Path:
-    return _root() / name

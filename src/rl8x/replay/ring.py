@@ -3,20 +3,183 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 import re
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rl8x.replay.columns import Columns, Spec, shown, spec_from_plain, spec_of, spec_to_plain
+from rl8x.spaces import DTYPES
 from rl8x.trees import first_tensor
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+class Column(NamedTuple):
+    """The shape of one named column in a row, `()` for a scalar, and its type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes in one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Spec = Mapping[str, Column]
+"""The columns of a row by name."""
+
+
+def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
+    """Return the columns of some rows, each `[rows, ...]`."""
+    return {name: Column(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in rows.items()}
+
+
+class Columns:
+    """Rows in one tensor per dtype, so that a batch is one `index_select` of each.
+
+    Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
+    image, is a tensor of its own, `[capacity, *shape]`.
+    """
+
+    def __init__(self, spec: Spec, capacity: int, device: torch.device, path: Path | None = None) -> None:
+        self.spec = dict(spec)
+        self._places: dict[str, tuple[str, int | slice | None]] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for name, (shape, dtype) in spec.items():
+            if len(shape) > 1:
+                self._places[name], shapes[name] = (name, None), (shape, dtype)
+                continue
+            matrix = f"vectors.{_name(dtype)}"
+            start = shapes[matrix][0][0] if matrix in shapes else 0
+            stop = start + math.prod(shape)
+            self._places[name] = matrix, slice(start, stop) if shape else start
+            shapes[matrix] = (stop,), dtype
+        # Which columns each tensor has, and whether they are scalars.
+        self._parts: dict[str, list[tuple[str, bool]]] = {key: [] for key in shapes}
+        for name, (key, place) in self._places.items():
+            self._parts[key].append((name, isinstance(place, int)))
+        self.tensors = {
+            name: torch.empty((capacity, *shape), dtype=dtype, device=device)
+            if path is None
+            else _mapped((capacity, *shape), dtype, path)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def write(self, slots: slice, rows: Mapping[str, Tensor]) -> None:
+        """Write rows by column name, each `[rows, *shape]`, into slots."""
+        for key, tensor in self.tensors.items():
+            parts = [rows[name].unsqueeze(1) if is_scalar else rows[name] for name, is_scalar in self._parts[key]]
+            torch.cat([part.to(tensor.device) for part in parts], 1, out=tensor[slots])
+
+    def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
+        """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""
+        flat, gathered = index.reshape(-1), {}
+        for key, tensor in self.tensors.items():
+            rows = tensor.index_select(0, flat.to(tensor.device)).to(device)
+            gathered[key] = rows.view(index.shape + tensor.shape[1:])
+        return gathered
+
+    def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
+        views = {}
+        for name, (key, place) in self._places.items():
+            tensor = tensors[key]
+            if isinstance(place, int):
+                tensor = tensor.select(-1, place)
+            elif place is not None:
+                tensor = tensor.narrow(-1, place.start, place.stop - place.start)
+            views[name] = tensor
+        return views
+
+
+class Rows:
+    """Rows to sample from: those of a replay, or of a data set; `size` of them are drawn, on the `device`."""
+
+    size: int
+    device: torch.device
+    missing: ClassVar[str]
+    """What is wrong where there are no rows yet."""
+    stored: Columns | None = None
+
+    def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
+        """Draw rows uniformly, with replacement; return where they are, int64 `[count, batch]`.
+
+        Args:
+            count: Batches.
+            batch: Rows of each.
+            generator: Source of the draws, on the device.
+        """
+        if not self.size:
+            raise RuntimeError(self.missing)
+        return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
+
+    def gather(self, index: Tensor) -> dict[str, Tensor]:
+        """Return copies of rows by name, each `[*index, ...]`; vectors of one dtype share a tensor.
+
+        Args:
+            index: Where they are, int64 `[*index]`.
+        """
+        return self.columns.views(self.columns.gather(index, self.device))
+
+    @property
+    def columns(self) -> Columns:
+        """Where the rows are; a RuntimeError if there are none."""
+        if self.stored is None:
+            raise RuntimeError(self.missing)
+        return self.stored
+
+
+def spec_to_plain(spec: Spec) -> dict[str, Any]:
+    """Return the columns of a row as plain data."""
+    return {name: {"shape": list(shape), "dtype": _name(dtype)} for name, (shape, dtype) in spec.items()}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> dict[str, Column]:
+    """Return the columns of a row from the plain data of `spec_to_plain`."""
+    dtypes = {**DTYPES, "bfloat16": torch.bfloat16}
+    return {name: Column(tuple(each["shape"]), dtypes[each["dtype"]]) for name, each in plain.items()}
+
+
+def shown(spec: Spec) -> str:
+    """Return the columns of a row as text for a message."""
+    return ", ".join(f"{name} {_name(dtype)} {list(shape)}" for name, (shape, dtype) in spec.items())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Map a new file `[*shape]` of a folder into memory, unlinked at once: none is shared, or left behind."""
+    size = math.prod(shape)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
+        try:
+            # Allocate all of it now: with a full disk, writing to the mapping would kill the process by SIGBUS.
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file, 0, size * dtype.itemsize)
+            return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(file)
+            Path(name).unlink()
+    except OSError as error:  # a quota, or another process has taken the space since the check
+        raise ValueError(
+            f"a replay's file of {size * dtype.itemsize / 1e9:,.1f} GB cannot be made in {folder}: {error.strerror}. "
+            "Lower the capacity, or give another folder."
+        ) from error
+
 
 # Such a name becomes that of a file: nothing in it leads anywhere.
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+_ROWS: Final = 32_768
 
 Content: TypeAlias = dict[str, Tensor]
 """The tensors of a segment by name, of any shapes."""
@@ -37,10 +200,6 @@ def is_segment_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-_ROWS: Final = 32_768
-_BYTES: Final = 8_000_000
-
-
 class Piece(NamedTuple):
     """A segment's rows, by their numbers, counted from the first row ever appended."""
 
@@ -52,15 +211,9 @@ class Piece(NamedTuple):
 def segment_rows(row_bytes: int) -> int:
     """Return the number of rows of a full segment, a power of two: 32,768, or fewer where these are above 8 MB."""
     rows = _ROWS
-    while rows > 1 and rows * row_bytes > _BYTES:
+    while rows > 1 and rows * row_bytes > 8_000_000:
         rows //= 2
     return rows
-
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-
 def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
     """Return whether all numbers are finite, 0-d: a row that is not would be sampled again and again."""
     # Minimum or maximum is non-finite if any number is; eight times as fast as a mask.
@@ -70,9 +223,10 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(extremes).all() if extremes else torch.ones((), dtype=torch.bool, device=device)
 
 
-class Replay:
+class Replay(Rows):
     """The most recently appended rows; allocated at the first `append`. `total` counts all that ever were."""
 
+    missing = "a replay without rows cannot be sampled from; append some before."
     def __init__(self, capacity: int, device: torch.device | str, *, path: str | Path | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"a replay's capacity must be at least 1 row; got {capacity}.")
@@ -81,7 +235,6 @@ class Replay:
         self.size = 0
         self.total = 0
         self._path = None if path is None else Path(path)
-        self._columns: Columns | None = None
         # Row i, counted from the first ever appended, is in slot (i - base) % capacity.
         self._base = 0
         self._divide([])
@@ -116,11 +269,11 @@ class Replay:
             columns.write(slots, rows if is_whole else {name: tensor[block] for name, tensor in rows.items()})
 
     def _allocated(self, spec: Spec) -> Columns:
-        if self._columns is not None and spec != self._columns.spec:
-            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec)}.")
-        if self._columns is None:
-            self._columns = Columns(spec, self.capacity, self.device, self._path)
-        return self._columns
+        if self.stored is not None and spec != self.stored.spec:
+            raise ValueError(f"a row of this replay holds {shown(self.stored.spec)}; got {shown(spec)}.")
+        if self.stored is None:
+            self.stored = Columns(spec, self.capacity, self.device, self._path)
+        return self.stored
 
     def slots(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
         """Yield the slots of rows, in at most two pieces."""
@@ -130,27 +283,16 @@ class Replay:
             yield first, slice(start, stop)
             first += stop - start
 
-    def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement."""
-        self._check_rows()
-        return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
-
-    def gather(self, index: Tensor) -> dict[str, Tensor]:
-        """Return copies of rows by name, each `[*index, ...]`; vectors of one dtype share a tensor."""
-        return self.columns.views(self.columns.gather(index, self.device))
-
     def as_tensordict(self) -> TensorDict:
         """Return the rows as a TensorDict of batch size `[size]`, in the order of their slots, sharing the memory."""
         from tensordict import TensorDict  # imports torch's compiler, which takes a second
 
-        if self._columns is None:
-            return TensorDict({}, batch_size=[0])
-        views = self._columns.views(self._columns.tensors)
+        views = {} if self.stored is None else self.stored.views(self.stored.tensors)
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows in segments, to be read before more are appended; a copy lasts (`checkpoint.tree.clone`)."""
-        spec = {} if self._columns is None else self._columns.spec
+        spec = {} if self.stored is None else self.stored.spec
         return {
             "capacity": self.capacity,
             "size": self.size,
@@ -164,10 +306,9 @@ class Replay:
         }
 
     def _current_pieces(self, length: int) -> list[Piece]:
-        """Return the pieces of the rows: full ones never change, the last is replaced as rows are appended.
+        """Return the pieces of the rows; full ones, which end at multiples of `length`, never change.
 
-        A full one ends at a multiple of `length`, so that a checkpoint costs the rows that are new since the one
-        before, and at most one piece besides.
+        So a checkpoint costs the rows that are new since the one before, and at most one piece besides.
         """
         pieces = [piece for piece in self._pieces if piece.last > self.oldest]
         if pieces and pieces[-1].last < self.total and pieces[-1].last % length:
@@ -194,13 +335,10 @@ class Replay:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the rows of a state, the newest if there are too many.
-
-        With the same capacity each row comes to where it was, so that the same draws give the same rows.
-        """
+        """Restore rows, the newest if there are too many; with the same capacity each comes to where it was."""
         spec = spec_from_plain(state["columns"])
-        if self._columns is not None and spec and list(spec.items()) != list(self._columns.spec.items()):
-            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; the state's {shown(spec)}.")
+        if self.stored is not None and spec and list(spec.items()) != list(self.stored.spec.items()):
+            raise ValueError(f"a row of this replay holds {shown(self.stored.spec)}; the state's {shown(spec)}.")
         total, size = state["total"], min(state["size"], self.capacity)
         base = state["base"] if state["capacity"] == self.capacity else total - size
         pieces = [(Piece(first, last, segment.name), segment) for first, last, segment in state["segments"]]
@@ -235,14 +373,3 @@ class Replay:
             first = piece.last
         if first != total:
             raise ValueError(f"the segments of a replay end at row {first:,}, and it has rows up to {total:,}.")
-
-    def _check_rows(self) -> None:
-        if not self.size:
-            raise RuntimeError("a replay without rows cannot be sampled from; append some before.")
-
-    @property
-    def columns(self) -> Columns:
-        """Where the rows are."""
-        if self._columns is None:
-            raise RuntimeError("a replay without rows has nothing to gather; append some before.")
-        return self._columns

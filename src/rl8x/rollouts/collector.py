@@ -1,8 +1,4 @@
-"""Collects horizons of experience, eagerly, compiled or captured; the same for all environments and algorithms.
-
-A step is a pure function of tensors, so that it can be compiled or captured. The noise for sampling and resets is
-therefore drawn before, for the whole horizon.
-"""
+"""Collects horizons of experience, eagerly, compiled or captured; noise is drawn before, for the whole horizon."""
 
 from __future__ import annotations
 
@@ -29,20 +25,14 @@ from rl8x.trees import first_tensor, flat_of, tree_map
 
 
 class Collector:
-    """Runs a policy in an environment; the `generator` of its sampling noise is on the policy's device.
+    """Runs a policy in an environment; the `options` are those of `Stepper`.
 
-    The `options` are those of `Stepper`.
-
-    The `cursor` is the current observation and policy state; with None the environment is reset before the next step.
+    The `generator` of sampling noise is on the policy's device. The `cursor` is the current observation and policy
+    state; with None the environment is reset before the next step.
     """
 
     def __init__(
-        self,
-        env: Env,
-        policy: Policy,
-        generator: torch.Generator,
-        execution: Execution,
-        **options: Any,
+        self, env: Env, policy: Policy, generator: torch.Generator, execution: Execution, **options: Any
     ) -> None:
         self.env = env
         self.policy = policy
@@ -153,9 +143,8 @@ _ROUNDING: Final[Any] = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True}
 class CompiledStepper(Stepper):
     """Steps a policy in an environment, compiled or captured if the environment allows it.
 
-    A trace freezes what the function did in Python: an environment with a Python counter or its own generator would
-    repeat the traced step. The trace is therefore first compared with the environment on the same noise. If they
-    differ, only the policy is compiled, the environment runs eagerly, and a warning is issued once.
+    A trace freezes what a function did in Python, such as counting. The environment is therefore first compared with
+    its trace on the same noise; if they differ, only the policy is compiled, and a warning is issued once.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -261,10 +250,7 @@ class CompiledStepper(Stepper):
 
 
 class TreeProgram:
-    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors.
-
-    Leaves may be None, in the same places in every call.
-    """
+    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors, or None in fixed places."""
 
     def __init__(self, function: Callable[..., Any], make: Callable[[Program], Any]) -> None:
         self.function = function
@@ -317,7 +303,12 @@ class Horizon:
             rollout.write_state(t, cursor.state)
             self._loop(*state, *[item[t : t + span] for item in items])
         if self._keeps_final:
-            self._write_final_values(rollout, finals)
+            # Of truncated episodes, at most as many at a time as one step may have, for which there is memory.
+            values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
+            cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon].nonzero()
+            for first in range(0, len(cut), rollout.num_envs):
+                at = cut[first : first + rollout.num_envs].unbind(1)
+                values[at] = stepper.final_obs_values(*self._final_of([each[at] for each in finals]))
         stepper.write_last(rollout, cursor)
         return carry, cursor
 
@@ -354,12 +345,3 @@ class Horizon:
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
         return []
-
-    def _write_final_values(self, rollout: Rollout, finals: Sequence[Tensor]) -> None:
-        """Write the values of truncated episodes' final observations, `[horizon, num_envs, ...]` with the states."""
-        values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
-        cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon].nonzero()
-        # At most as many at a time as one step may have, for which there is memory.
-        for first in range(0, len(cut), rollout.num_envs):
-            at = cut[first : first + rollout.num_envs].unbind(1)
-            values[at] = self.stepper.final_obs_values(*self._final_of([each[at] for each in finals]))

@@ -65,9 +65,9 @@ class EpisodeRunner:
         steps_per_look: int = STEPS_PER_LOOK,
         awaited: int | None = None,
     ) -> Iterator[tuple[Transition, Tensor]]:
-        """Step until the episodes that `begin` began have ended, those of the `awaited` first copies or of all.
+        """Step until the first episodes, of the `awaited` first copies or of all, have ended; yield transitions.
 
-        Yields each transition, and the copies in which it belongs to the first episode, `[num_envs]`, bool.
+        With each come the copies in which it belongs to the first episode, `[num_envs]`, bool.
         """
         noises = noises or self.collector.noises(steps_per_look, deterministic=deterministic)
         for t, transition in enumerate(itertools.islice(self.collector.play(noises), max_steps or MAX_STEPS), 1):

@@ -1,8 +1,4 @@
-"""Statistics of rollouts and updates, which stay on the device until they are read.
-
-Copying dozens of numbers one by one would be a host sync each. A `Stats` keeps 0-d tensors and copies all of them in
-one vector when the first is read. `Stats.merge` joins several without a copy.
-"""
+"""Statistics of rollouts and updates, which stay on the device until they are read, by one copy of all of them."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ _EPISODE_COUNTS: Final = {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/l
 class Stats(Mapping[str, float]):
     """A read-only mapping from metric names to floats, copied from the device on first use.
 
-    The `counts` have the prefixes of the metrics that each gates, which are omitted if it is 0 (no episode ended)
-    rather than NaN. A count whose name begins with an underscore is not reported itself.
+    Each of the `counts` gates metrics by their prefixes: if it is 0 (no episode ended), they are omitted rather than
+    NaN. A count whose name begins with an underscore is not reported itself.
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -157,7 +153,16 @@ def summary(values: Any, mask: Any = None) -> tuple[Any, Any, Any, Any]:
     if mask is not None:
         values, mask = values.reshape(*values.shape[: values.ndim - mask.ndim], -1), mask.reshape(-1)
     if not isinstance(values, Tensor):
-        return _summary_of_few(values.reshape(-1) if mask is None else values[..., mask])
+        values = values.reshape(-1) if mask is None else values[..., mask]
+        count = values.shape[-1]
+        if not count:
+            return (math.nan,) * 4
+        if count == 1:  # the operators take longer than all else that is done with one transition
+            only = values[..., 0]
+            return only, only, only + 0.0, only - only  # of -0.0 a sum is 0.0
+        mean = values.sum(-1) / count
+        deviations = values - mean[..., None]
+        return values.min(-1), values.max(-1), mean, np.sqrt((deviations * deviations).sum(-1) / count)
     if mask is None:
         low, high = torch.aminmax(values)
         mean = values.mean()
@@ -171,19 +176,6 @@ def summary(values: Any, mask: Any = None) -> tuple[Any, Any, Any, Any]:
     deviations = torch.where(mask, values - mean[..., None], 0.0)
     std = ((deviations * deviations).sum(-1) / count).sqrt()
     return torch.where(count > 0, low, math.nan), torch.where(count > 0, high, math.nan), mean, std
-
-
-def _summary_of_few(values: NDArray[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return the same along the last axis."""
-    count = values.shape[-1]
-    if not count:
-        return (math.nan,) * 4
-    if count == 1:  # the operators take longer than all else that is done with one transition
-        only = values[..., 0]
-        return only, only, only + 0.0, only - only  # of -0.0 a sum is 0.0
-    mean = values.sum(-1) / count
-    deviations = values - mean[..., None]
-    return values.min(-1), values.max(-1), mean, np.sqrt((deviations * deviations).sum(-1) / count)
 
 
 def _floats(values: Any) -> Any:

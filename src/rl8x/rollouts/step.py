@@ -94,9 +94,8 @@ def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
 class Stepper:
     """Steps a policy in an environment; the `slot` returns the tensors that a slot of a rollout holds.
 
-    The `bootstrap` computes values of the observations at which time limits truncate episodes (`final_values`) and of
-    those after the last step (`values`); None stores neither. The policy's state is reset every `state_reset_every`
-    steps, with 0 never.
+    The `bootstrap` computes the values of observations where episodes are cut and after the last step; None stores
+    none. The policy's state is reset every `state_reset_every` steps, with 0 never.
     """
 
     policy: Policy

@@ -1,4 +1,4 @@
-"""Returns and advantages of a rollout; moments of batches, over ranks, and running, those of observations too."""
+"""Pure tensor functions of RL algorithms: returns, advantages, categorical values, and moments, over ranks too."""
 
 from __future__ import annotations
 
@@ -34,19 +34,13 @@ def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) 
 
     Returns:
         R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, 0 where it ended an
-        episode. Both are new tensors; the inputs stay as they are.
-
-    Raises:
-        ValueError: If the shapes do not fit together, there is no step, or `gamma` is not in [0, 1].
+        episode. Both are new tensors.
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (reward scaling).
     """
-    _check_rewards(rewards, gamma=gamma)
-    if cuts.shape != rewards.shape or carry.shape != rewards.shape[1:]:
-        raise ValueError(
-            f"`cuts` must be shaped like `rewards`, {list(rewards.shape)}, and `carry` {list(rewards.shape[1:])}; "
-            f"got {list(cuts.shape)} and {list(carry.shape)}."
-        )
+    _check(rewards, {"cuts": cuts}, gamma=gamma)
+    if carry.shape != rewards.shape[1:]:
+        raise ValueError(f"`carry` must be shaped {list(rewards.shape[1:])}; got {list(carry.shape)}.")
     returns = rewards.clone()
     goes_on = cuts.logical_not().to(returns.dtype)
     rows, decays = returns.unbind(0), (goes_on * gamma).unbind(0)
@@ -89,13 +83,15 @@ def generalized_advantages(
     Returns:
         Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
 
-    Raises:
-        ValueError: If the shapes do not fit together, there is no step, or `gamma` or `gae_lambda` is not in [0, 1].
-
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
-    _check_rewards(rewards, gamma=gamma, gae_lambda=gae_lambda)
-    _check_shapes(rewards, values, final_values, terminated, truncated)
+    others = {"final_values": final_values, "terminated": terminated, "truncated": truncated}
+    _check(rewards, others, gamma=gamma, gae_lambda=gae_lambda)
+    horizon, *copies = rewards.shape
+    if values.shape != (horizon + 1, *copies):
+        raise ValueError(
+            f"`values` must have one row more than `rewards`: {[horizon + 1, *copies]}; got {list(values.shape)}."
+        )
     next_values = torch.where(terminated, 0.0, torch.where(truncated, final_values, values[1:]))
     advantages = next_values.mul_(gamma).add_(rewards).sub_(values[:-1])
     decay = (terminated | truncated).logical_not_().to(advantages.dtype).mul_(gamma * gae_lambda)
@@ -106,25 +102,63 @@ def generalized_advantages(
     return advantages, advantages + values[:-1]
 
 
-def _check_rewards(rewards: Tensor, **factors: float) -> None:
+def _check(rewards: Tensor, others: Mapping[str, Tensor], **factors: float) -> None:
+    """Raise if there is no step, other tensors are not shaped like rewards, or a factor is not in [0, 1]."""
     if not rewards.dim() or not len(rewards):
         raise ValueError(f"`rewards` must be shaped [horizon, num_envs], a step or more; got {list(rewards.shape)}.")
+    for name, tensor in others.items():
+        if tensor.shape != rewards.shape:
+            raise ValueError(
+                f"`{name}` must be shaped like `rewards`, {list(rewards.shape)}; got {list(tensor.shape)}."
+            )
     for name, factor in factors.items():
         if not 0.0 <= factor <= 1.0:
             raise ValueError(f"`{name}` must be at least 0 and at most 1; got {factor}.")
 
 
-def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, terminated: Tensor, truncated: Tensor) -> None:
-    horizon, *copies = rewards.shape
-    if values.shape != (horizon + 1, *copies):
+# -- values as categorical distributions over atoms
+
+
+def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
+    """Return the means of distributions over atoms, `[...]`: softmax(logits) . atoms.
+
+    Args:
+        logits: `[..., num_atoms]`.
+        atoms: The values that have these probabilities, `[num_atoms]`.
+    """
+    if atoms.dim() != 1 or logits.shape[-1:] != atoms.shape:
         raise ValueError(
-            f"`values` must have one row more than `rewards`: {[horizon + 1, *copies]}; got {list(values.shape)}."
+            f"`logits` must be [..., num_atoms] for `atoms` [num_atoms]; got {list(logits.shape)}, {list(atoms.shape)}."
         )
-    for name, tensor in (("final_values", final_values), ("terminated", terminated), ("truncated", truncated)):
-        if tensor.shape != rewards.shape:
-            raise ValueError(
-                f"`{name}` must be shaped like `rewards`, {list(rewards.shape)}; got {list(tensor.shape)}."
-            )
+    return logits.softmax(-1) @ atoms
+
+
+def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """Project distributions onto fixed atoms: each value's probability is split between its two neighbouring atoms.
+
+        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
+
+    The result, `[..., num_atoms]`, sums to what `probs` sums to, and has the same mean where no value lies outside of
+    the atoms. Sums, and not additions at indices, whose order accelerators do not keep.
+
+    Args:
+        probs: `[..., num_atoms]`.
+        values: The values x that have these probabilities, `[..., num_atoms]`.
+        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
+
+    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
+    """
+    if atoms.dim() != 1 or len(atoms) < 2 or not probs.shape[-1:] == values.shape[-1:] == atoms.shape:
+        raise ValueError(
+            "`probs` and `values` must be [..., num_atoms] for `atoms` [num_atoms], at least two; "
+            f"got {list(probs.shape)}, {list(values.shape)}, {list(atoms.shape)}."
+        )
+    low, high = atoms[0], atoms[-1]
+    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
+    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
+    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
+    return (shares * probs.unsqueeze(-2)).sum(-1)
 
 
 # -- moments
@@ -146,7 +180,7 @@ class Moments(NamedTuple):
 
 @torch.no_grad()
 def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
-    """Return count, mean and variance over the first axis.
+    """Return count (0-d), mean and variance (`[*shape]`) over the first axis, float64; of no row 0, the shift, 0.
 
     The rows are shifted by about their mean before they are squared, so that a large offset costs no digits; what
     rounding left of the mean is corrected afterwards.
@@ -154,12 +188,6 @@ def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
     Args:
         batch: Numbers, `[rows, *shape]`.
         mask: Which rows count, `[rows]`, bool; None is all. Rows outside of it have no influence, NaN neither.
-
-    Returns:
-        Count (0-d), mean and variance (`[*shape]`), float64. Without any row: 0, the shift, 0.
-
-    Raises:
-        ValueError: If `batch` has no axis of rows, or `mask` is not one flag a row.
     """
     if not batch.dim() or (mask is not None and mask.shape != batch.shape[:1]):
         flags = "" if mask is None else f" and {list(mask.shape)}"
@@ -194,7 +222,7 @@ def pooled_moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the explained variance of the returns by the values, over all ranks.
+    """Return the explained variance of the returns by the values, over all ranks, at most 1, 0-d.
 
         1 - Var[returns - values] / Var[returns]
 
@@ -204,12 +232,6 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
         values: Estimated values, `[...]`.
         returns: What they should have been, of the same shape.
         mask: Which elements count, of the same shape, bool; None is all.
-
-    Returns:
-        The share, at most 1, 0-d.
-
-    Raises:
-        ValueError: If the shapes differ.
     """
     if values.shape != returns.shape or (mask is not None and mask.shape != returns.shape):
         flags = "" if mask is None else f" and {list(mask.shape)}"
@@ -233,9 +255,6 @@ class RunningMoments(nn.Module):
     Args:
         shape: Shape of one number, observation or other row; `()` for scalars.
         epsilon: Added to the variance before its root, against division by 0 where a feature never varies; at least 0.
-
-    Raises:
-        ValueError: If a size of `shape` or `epsilon` is negative.
 
     Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
     """
@@ -279,9 +298,6 @@ class RunningMoments(nn.Module):
             batch: Rows in any number of leading axes, `[..., *shape]`.
             mask: Which rows count, `[...]`, bool; None is all.
             shared: Whether all ranks have the same batch, which then counts once.
-
-        Raises:
-            ValueError: If the shapes do not fit.
         """
         leading = batch.shape[: batch.ndim - len(self.shape)]
         if batch.shape != (*leading, *self.shape) or not leading:
@@ -319,28 +335,22 @@ class RunningMoments(nn.Module):
         return (self.var + self.epsilon).sqrt()
 
     def normalize(self, values: Tensor, clip: float | None = None, *, center: bool = True) -> Tensor:
-        """Return `(values - mean) / std`, in the dtype of `values`.
+        """Return `(values - mean) / std`, `[..., *shape]`, in the dtype of `values`.
 
         Args:
             values: Rows, `[..., *shape]`.
             clip: The result lies in [-clip, clip]; None does not clip.
             center: Whether the mean is subtracted. Rewards are only scaled: a shift would change the task.
-
-        Returns:
-            `[..., *shape]`.
         """
         centred = values - self.mean.to(values.dtype) if center else values
         normalized = centred * self.std.reciprocal().to(values.dtype)
         return normalized if clip is None else normalized.clamp(-clip, clip)
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """Undo `normalize`, where nothing was clipped.
+        """Undo `normalize`, where nothing was clipped: `values * std + mean`, `[..., *shape]`.
 
         Args:
             values: Normalised rows, `[..., *shape]`.
-
-        Returns:
-            `values * std + mean`, `[..., *shape]`, in the dtype of `values`.
         """
         return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
 
@@ -361,8 +371,6 @@ def _of_all_ranks(own: Moments) -> list[Moments]:
     return [Moments(row[0], row[1 : 1 + size], row[1 + size :]) for row in gathered]
 
 
-# Normalised observations are clipped to [-10, 10].
-_CLIP = 10.0
 # The module name of an observation without parts; of one with parts, that of the part with the key "".
 _WHOLE = "observation"
 
@@ -388,15 +396,16 @@ class ObsMoments(nn.ModuleDict):
         return moments
 
     def normalize(self, obs: Any) -> Any:
-        """Shift and scale the float parts of observations, `[..., *obs]` or a dict of them, without an action mask."""
-        if isinstance(obs, Tensor):
-            return self._normalized("", obs)
-        flat = flatten_tree("", obs)
-        return unflatten_tree("", {name: self._normalized(name, part) for name, part in flat.items()})
+        """Normalise the float parts of observations, `[..., *obs]` or a dict without an action mask, to [-10, 10]."""
 
-    def _normalized(self, name: str, part: Tensor) -> Tensor:
-        moments = self.of_part(name)
-        return part if moments is None else moments.normalize(part, _CLIP)
+        def normalized(name: str, part: Tensor) -> Tensor:
+            moments = self.of_part(name)
+            return part if moments is None else moments.normalize(part, 10.0)
+
+        if isinstance(obs, Tensor):
+            return normalized("", obs)
+        flat = flatten_tree("", obs)
+        return unflatten_tree("", {name: normalized(name, part) for name, part in flat.items()})
 
     def observe(self, parts: Mapping[str, Tensor], valid: Tensor | None, *, shared: bool = False) -> None:
         """Update the moments with observations, by the names of `of_part`; see `Policy.observe`."""
@@ -407,10 +416,7 @@ class ObsMoments(nn.ModuleDict):
 
 @functools.cache
 def _module_name(path: str) -> str:
-    """Return a module name for a part's moments, another for each path.
-
-    torch allows no dots, empty names or names of its own attributes.
-    """
+    """Return a module name for a part's moments, another for each path: no dots, and no name that torch has itself."""
     name = path.replace("%", "%25").replace(".", "%2E")
     # A "%" at the end is no escape, so that this is no other part's name.
     return f"{name}%" if name == _WHOLE or hasattr(ObsMoments(spaces.Dict({})), name) else name or _WHOLE
