@@ -254,7 +254,7 @@ rl8x collect my-run --transitions 20000 --format minari --output cartpole/medium
 rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 10 --max-steps 100
 """
 _OUTPUT: Final = "A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]"
-_FORMAT: Final = "A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets."
+_FORMAT: Final = "A file of safetensors, or Minari's HDF5 in its own folder of data sets."
 _RANDOM: Final = "Act at random: a run only says in which environment, and RUN may be the name of one."
 
 

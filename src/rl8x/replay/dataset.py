@@ -57,7 +57,7 @@ class Dataset(Rows):
         ValueError: If something is wrong with them; it says what, and in which row.
     """
 
-    missing = "gather from what `prepared(n, gamma)` returns: returns depend on them."
+    _missing = "gather from what `prepared(n, gamma)` returns: returns depend on them."
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class PrioritizedReplay(Replay):
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
         """Draw rows by their priorities, with replacement: one in each of `batch` equal parts of their sum."""
         if not self.size:
-            raise RuntimeError(self.missing)
+            raise RuntimeError(self._missing)
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
         parts = torch.arange(batch, dtype=torch.float64, device=self.device)
         ends = self._sums.cumsum(0)

@@ -106,7 +106,7 @@ class Rows:
 
     size: int
     device: torch.device
-    missing: ClassVar[str]
+    _missing: ClassVar[str]
     """What is wrong where there are no rows yet."""
     stored: Columns | None = None
 
@@ -119,7 +119,7 @@ class Rows:
             generator: Source of the draws, on the device.
         """
         if not self.size:
-            raise RuntimeError(self.missing)
+            raise RuntimeError(self._missing)
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
     def gather(self, index: Tensor) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ class Rows:
     def columns(self) -> Columns:
         """Where the rows are; a RuntimeError if there are none."""
         if self.stored is None:
-            raise RuntimeError(self.missing)
+            raise RuntimeError(self._missing)
         return self.stored
 
 
@@ -226,7 +226,7 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 class Replay(Rows):
     """The most recently appended rows; allocated at the first `append`. `total` counts all that ever were."""
 
-    missing = "a replay without rows cannot be sampled from; append some before."
+    _missing = "a replay without rows cannot be sampled from; append some before."
     def __init__(self, capacity: int, device: torch.device | str, *, path: str | Path | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"a replay's capacity must be at least 1 row; got {capacity}.")
