@@ -39,6 +39,7 @@ def test_each_part_gets_its_own_kind_of_noise():
     assert bool(((noise[:, 0] >= 0) & (noise[:, 0] < 1)).all())
     assert noise[:, 1:].min().item() < -3
     assert noise[:, 1:].std().item() == pytest.approx(1.0, abs=0.02)
+    assert [name for name, _ in Composite(SPACE).named_parameters()] == ["parts.1.log_std"]
 
 
 def test_masks_and_bounds_go_to_their_parts():
@@ -76,7 +77,3 @@ def test_reparameterised_where_every_part_is():
     assert logp.shape == (3,)
     with pytest.raises(TypeError, match="Categorical"):
         mixed.rsample(mixed.from_features(torch.zeros(3, 5)), torch.zeros(3, 3))
-
-
-def test_parameters_of_the_parts_are_parameters_of_the_whole():
-    assert [name for name, _ in Composite(SPACE).named_parameters()] == ["parts.1.log_std"]

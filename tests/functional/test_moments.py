@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -55,17 +54,6 @@ def test_leading_axes_and_masks_of_any_shape():
     assert running.count == mask.sum()
 
 
-def test_updates_are_in_place_and_leave_the_batch_alone():
-    running = RunningMoments((2,))
-    pointers = [buffer.data_ptr() for buffer in running.buffers()]
-    batch = torch.rand(5, 2)
-    before = batch.clone()
-    running.update(batch)
-    running.update(batch, torch.ones(5, dtype=torch.bool))
-    assert [buffer.data_ptr() for buffer in running.buffers()] == pointers
-    assert torch.equal(batch, before)
-
-
 def test_normalising_by_hand():
     running = RunningMoments(epsilon=0.0)
     running.update(torch.tensor([1.0, 3.0]))  # mean 2, variance 1
@@ -74,38 +62,27 @@ def test_normalising_by_hand():
     assert running.normalize(torch.tensor([2.0, 4.0]), center=False).tolist() == [2.0, 4.0]
     assert running.denormalize(torch.tensor([0.0, 2.0])).tolist() == [2.0, 4.0]
     assert running.normalize(torch.tensor([2.0])).dtype == torch.float32
-
-
-def test_before_the_first_row_nothing_changes():
     values = torch.tensor([1.0, -2.0])
-    assert torch.allclose(RunningMoments().normalize(values), values)
+    assert torch.allclose(RunningMoments().normalize(values), values)  # before the first row
+    constant = RunningMoments((1,))
+    constant.update(torch.full((4, 1), 7.0))
+    assert constant.normalize(torch.full((2, 1), 7.0)).eq(0).all()
 
 
-def test_a_feature_that_never_varies_stays_finite():
-    running = RunningMoments((1,))
-    running.update(torch.full((4, 1), 7.0))
-    assert running.normalize(torch.full((2, 1), 7.0)).eq(0).all()
-
-
-def test_state_survives_and_stays_float64():
-    running = RunningMoments((2,))
-    running.update(torch.rand(9, 2))
+def test_updates_are_in_place_and_the_state_survives_in_float64():
+    running, batch = RunningMoments((2,)), torch.rand(9, 2)
+    pointers, before = [buffer.data_ptr() for buffer in running.buffers()], batch.clone()
+    running.update(batch)
+    running.update(batch, torch.ones(9, dtype=torch.bool))
     saved = copy.deepcopy(running.state_dict())
-    half = copy.deepcopy(running).to(torch.bfloat16)
-    assert torch.equal(half.mean, running.mean)
+    running.update(torch.empty(0, 2))
+    assert [buffer.data_ptr() for buffer in running.buffers()] == pointers
+    assert torch.equal(batch, before)
+    assert torch.equal(copy.deepcopy(running).to(torch.bfloat16).mean, running.mean)
     again = RunningMoments((2,))
     again.load_state_dict(saved)
     assert all(torch.equal(a, b) for a, b in zip(again.buffers(), running.buffers(), strict=True))
     assert {buffer.dtype for buffer in again.buffers()} == {torch.float64}
-
-
-def test_an_empty_batch_changes_nothing():
-    running = RunningMoments((2,))
-    running.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
-    before = [buffer.clone() for buffer in running.buffers()]
-    running.update(torch.empty(0, 2))
-    assert all(torch.equal(a, b) for a, b in zip(running.buffers(), before, strict=True))
-    assert np.isfinite(running.var.numpy()).all()
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
@@ -130,12 +107,8 @@ def test_explained_variance_by_hand():
     # a constant offset is not variance
     assert float(explained_variance(returns + 5, returns)) == pytest.approx(1.0)
     assert float(explained_variance(returns, torch.ones(4))) == 0.0
-
-
-def test_explained_variance_under_a_mask():
-    values = torch.tensor([[1.0, 2.0], [3.0, math.nan]])
-    returns = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
-    mask = torch.tensor([[True, True], [True, False]])
     # kept: errors 0, 0, 1 with variance 2/9; returns 1, 2, 4 with variance 14/9
+    values, mask = torch.tensor([[1.0, 2.0], [3.0, math.nan]]), torch.tensor([[True, True], [True, False]])
+    returns = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
     assert float(explained_variance(values, returns, mask)) == pytest.approx(1 - 2 / 14)
-    assert np.isclose(float(explained_variance(values, returns, torch.zeros(2, 2, dtype=torch.bool))), 0.0)
+    assert float(explained_variance(values, returns, mask & False)) == 0.0

@@ -65,9 +65,6 @@ def test_copies_do_not_mix_and_gradients_stop():
     assert not together.requires_grad
 
 
-numbers = st.floats(-10, 10, width=32)
-
-
 def returns_oracle(rewards, cuts, gamma):
     """R_t = sum of gamma^(t-k) r_k over the episode's steps k up to t, in O(T^2)."""
     returns = []

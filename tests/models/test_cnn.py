@@ -17,52 +17,39 @@ def images(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_arithmetic_is_convolutions_and_a_perceptron(shared):
-    model = CNNModel(IMAGE, 4, convolutions=[(5, 3, 2)], hidden_sizes=(6,), shared=shared, policy_gain=1.0)
-    obs = images(2, 3, 8, 9, 3)
-    features, values, state = model(obs, {}, STARTS)
-    scaled = obs.float().flatten(0, 1).permute(0, 3, 1, 2) / 255
-    hidden = []
-    for trunk in (model.actor, model.actor if shared else model.critic):
-        layer = trunk[0].parts[0].convolutions[0]
-        x = torch.relu(functional.conv2d(scaled, layer.weight, layer.bias, stride=2)).flatten(1)
-        hidden.append(torch.relu(trunk[-1][0](x)).unflatten(0, (2, 3)))
-    assert torch.allclose(features, model.policy_head(hidden[0]), atol=1e-5)
-    assert torch.allclose(values, model.value_head(hidden[1])[..., 0], atol=1e-5)
-    assert torch.allclose(model.values(obs, {}, STARTS), values, atol=1e-6)
-    assert state == {}
-    assert features.shape == (2, 3, 4)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_layers_are_normalised_before_their_activations(shared):
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_the_arithmetic_is_convolutions_and_a_perceptron(shared, layer_norm):
     options = {"convolutions": [(5, 3, 2), (4, 2, 1)], "hidden_sizes": (6,), "shared": shared, "policy_gain": 1.0}
-    model = CNNModel(IMAGE, 4, layer_norm=True, **options)
+    model = CNNModel(IMAGE, 4, layer_norm=layer_norm, **options)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
     obs = images(2, 3, 8, 9, 3)
-    x = obs.float().flatten(0, 1).permute(0, 3, 1, 2) / 255
-    first, norm, _, second, other, _ = model.actor[0].parts[0].convolutions
-    for layer, scale, stride in ((first, norm, 2), (second, other, 1)):
-        x = functional.conv2d(x, layer.weight, layer.bias, stride=stride)
-        mean, variance = x.mean((1, 2, 3), keepdim=True), x.var((1, 2, 3), correction=0, keepdim=True)
-        x = (x - mean) / (variance + 1e-5).sqrt() * scale.weight.view(-1, 1, 1) + scale.bias.view(-1, 1, 1)
-        x = torch.relu(x)
-    linear, normal, _ = model.actor[1]
-    x = torch.relu(functional.layer_norm(linear(x.flatten(1)), (6,), normal.weight, normal.bias))
-    features = model(obs, {}, STARTS)[0]
-    torch.testing.assert_close(features.flatten(0, 1), model.policy_head(x), atol=1e-5, rtol=1e-5)
-    plain = CNNModel(IMAGE, 4, **options)
-    assert not any("Norm" in type(module).__name__ for module in plain.modules())
 
+    def hidden(trunk):
+        """With all channels of an image normalised together before each activation, if at all."""
+        convolutions, x = [*trunk[0].parts[0].convolutions], obs.float().flatten(0, 1).permute(0, 3, 1, 2) / 255
+        for stride in (2, 1):
+            layer = convolutions.pop(0)
+            x = functional.conv2d(x, layer.weight, layer.bias, stride=stride)
+            if layer_norm:
+                scale = convolutions.pop(0)
+                mean, variance = x.mean((1, 2, 3), keepdim=True), x.var((1, 2, 3), correction=0, keepdim=True)
+                x = (x - mean) / (variance + 1e-5).sqrt() * scale.weight.view(-1, 1, 1) + scale.bias.view(-1, 1, 1)
+            convolutions.pop(0)
+            x = torch.relu(x)
+        x = trunk[1][0](x.flatten(1))
+        x = functional.layer_norm(x, (6,), trunk[1][1].weight, trunk[1][1].bias) if layer_norm else x
+        return torch.relu(x).unflatten(0, (2, 3))
 
-def test_large_images_get_the_usual_convolutions():
-    model = CNNModel(Box(0, 255, (4, 84, 84), np.uint8), 4)
+    features, values, state = model(obs, {}, STARTS)
+    torch.testing.assert_close(features, model.policy_head(hidden(model.actor)), atol=1e-5, rtol=1e-5)
+    expected = model.value_head(hidden(model.actor if shared else model.critic))[..., 0]
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
+    assert torch.allclose(model.values(obs, {}, STARTS), values, atol=1e-6)
+    assert (state, features.shape) == ({}, (2, 3, 4))
     # 84 -> (84 - 8) / 4 + 1 = 20 -> (20 - 4) / 2 + 1 = 9 -> 9 - 3 + 1 = 7; 64 x 7 x 7 = 3136.
-    assert model.actor[0].width == 3136
-    features, _, _ = model(images(1, 2, 4, 84, 84), {}, torch.zeros(1, 2, dtype=torch.bool))
-    assert features.shape == (1, 2, 4)
+    assert CNNModel(Box(0, 255, (4, 84, 84), np.uint8), 4).actor[0].width == 3136
 
 
 def test_other_parts_join_what_the_convolutions_give():

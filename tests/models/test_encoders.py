@@ -9,6 +9,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from rl8x.models.encoders import FlatObservations, ImageEncoder, ObservationEncoder, is_image
+from rl8x.spaces import tree_of
 
 
 def images(space, channels):
@@ -30,17 +31,15 @@ def test_floats_are_taken_as_they_are_and_whole_numbers_scaled():
     whole = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(1, 1, 5, 5, 3)
     scaled = images(Box(0, 255, (5, 5, 3), np.uint8), "auto").images(whole)
     assert scaled[0, :, 0, 0].tolist() == pytest.approx([0.0, 0.2, 1.0])
-    flat = torch.tensor([[10, 20]], dtype=torch.uint8).expand(1, 1, 6, 2)
-    assert images(Box(10, 20, (6, 2), np.uint8), "auto").images(flat)[0, 0, 0].tolist() == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("low", [-np.inf, 0])
-def test_whole_numbers_without_bounds_stay_as_they_are(low):
-    whole = torch.tensor([0, 1, 5]).expand(1, 1, 6, 3)
-    space = Box(low, np.inf, (6, 3), np.int64)
-    assert images(space, "auto").images(whole)[0, 0, 0].tolist() == [0.0, 1.0, 5.0]
-    constant = images(Box(3, 3, (6, 3), np.int64), "auto").images(torch.full((1, 1, 6, 3), 3))
-    assert (constant == 0).all()
+    for low, high, numbers, expected in (
+        (10, 20, [10, 20], [0.0, 1.0]),
+        (-np.inf, np.inf, [0, 1, 5], [0.0, 1.0, 5.0]),  # without bounds they stay as they are
+        (0, np.inf, [0, 1, 5], [0.0, 1.0, 5.0]),
+        (3, 3, [3, 3], [0.0, 0.0]),
+    ):
+        flat = torch.tensor(numbers).expand(1, 1, 6, len(numbers))
+        encoder = images(Box(low, high, (6, len(numbers)), np.int64), "auto")
+        assert encoder.images(flat)[0, 0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -76,13 +75,6 @@ def test_parts_are_joined_in_the_order_of_the_space():
     assert encoded[0, :, 10:].argmax(-1).tolist() == [0, 1, 2]
 
 
-def test_a_vector_is_returned_as_it_is():
-    obs = torch.randn(2, 3, 4)
-    flat = FlatObservations(spaces.Box(-1, 1, (4,), np.float32))
-    assert flat.width == 4
-    assert flat(obs) is obs
-
-
 SPACE = spaces.Dict(
     {
         "vector": spaces.Box(-1, 1, (2,), np.float32),
@@ -96,22 +88,15 @@ SPACE = spaces.Dict(
 )
 
 
-def keyed(sample, space):
-    """Turn a sample of a space into tensors of `[1, 1, ...]`, tuples into dicts."""
-    if isinstance(space, spaces.Dict):
-        return {key: keyed(sample[key], part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return {str(i): keyed(sample[i], part) for i, part in enumerate(space.spaces)}
-    return torch.as_tensor(np.asarray(sample))[None, None]
-
-
 def test_every_kind_of_space_agrees_with_gymnasiums_flattening():
     SPACE.seed(0)
     flat = FlatObservations(SPACE)
     for _ in range(20):
         sample = SPACE.sample()
-        vector = flat(keyed(sample, SPACE))
+        vector = flat(tree_of(sample, lambda part: torch.as_tensor(np.asarray(part))[None, None]))
         # Gymnasium too one-hot encodes, and joins the parts in the order of the space.
         assert vector[0, 0].tolist() == pytest.approx(spaces.flatten(SPACE, sample).tolist(), abs=1e-6)
         assert vector.shape == (1, 1, flat.width)
         assert vector.dtype == torch.float32
+    obs, vector = torch.randn(2, 3, 4), FlatObservations(Box(-1, 1, (4,), np.float32))
+    assert (vector.width, vector(obs) is obs) == (4, True)  # which is a vector already

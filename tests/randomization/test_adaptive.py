@@ -145,8 +145,5 @@ def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():
     group.update_from_episodes(waiting._replace(ended=torch.zeros(1, 4, dtype=torch.bool), pending=none), GENERATOR)
     assert group.state["open"][0]
     assert group.state["count"][0] == 2
-
-
-def test_those_of_another_group_are_drawn_apart():
     apart = {"a": Adaptive(1, (0, 1), 0.1), "b": Adaptive(1, (0, 2), 0.1, group="other")}
     assert [group.names for group in make_curricula(apart)] == [("a",), ("b",)]

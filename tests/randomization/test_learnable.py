@@ -37,13 +37,6 @@ def test_learnability_is_unbiased(p, episodes):
     assert expected == pytest.approx(p * (1 - p), abs=1e-6)
 
 
-def test_success_by_a_threshold_and_by_bounds():
-    scores = torch.tensor([-5.0, 0.0, 2.5, 9.99, 10.0, 20.0])
-    assert Learnable(Uniform(0, 1), threshold=10).success(scores).tolist() == [0, 0, 0, 0, 1, 1]
-    share = Learnable(Uniform(0, 1), bounds=(0, 10)).success(scores)
-    torch.testing.assert_close(share, torch.tensor([0, 0, 0.25, 0.999, 1, 1], dtype=torch.float64))
-
-
 def test_draws_are_kept_levels_by_their_learnability_and_candidates_alike():
     group = group_of(a=Learnable(Uniform(0, 1), **SMALL), b=Learnable(Choice([5, 6]), **SMALL))
     weights = torch.tensor([0.25, 0.0, 0.75])
@@ -133,11 +126,12 @@ def test_what_is_kept_are_the_levels_that_are_solved_sometimes():
     assert ((kept > 0.6) & (kept < 0.8)).sum() >= 14
     assert group.ranges()["x"] == (kept.min(), kept.max())
     assert group.present() == {"x": Uniform(0, 1)}
-
-
-def test_where_nothing_is_learnable_all_kept_levels_are_as_likely():
-    group = group_of(x=Learnable(Uniform(0, 1), **SMALL))
-    sources = torch.arange(8).repeat(4, 1)
+    scores = torch.tensor([-5.0, 0.0, 2.5, 9.99, 10.0, 20.0])
+    assert Learnable(Uniform(0, 1), threshold=10).success(scores).tolist() == [0, 0, 0, 0, 1, 1]
+    share = Learnable(Uniform(0, 1), bounds=(0, 10)).success(scores)
+    torch.testing.assert_close(share, torch.tensor([0, 0, 0.25, 0.999, 1, 1], dtype=torch.float64))
+    # Where nothing is learnable, all kept levels are as likely.
+    group, sources = group_of(x=Learnable(Uniform(0, 1), **SMALL)), torch.arange(8).repeat(4, 1)
     solved = Episodes(torch.ones(4, 8), torch.ones(4, 8, dtype=torch.bool), sources, torch.full((8,), -1))
     group.update_from_episodes(solved, torch.Generator())
     torch.testing.assert_close(group.state["edges"], torch.tensor([1 / 3, 2 / 3, 1.0]))

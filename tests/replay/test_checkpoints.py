@@ -93,18 +93,14 @@ def test_a_checkpoint_costs_what_is_new(tmp_path):
     assert (len(before), len(after), len(shared)) == (8, 9, 7)
     assert all(after[name].samefile(before[name]) for name in shared)
     manager.end()
-    same = segments(save(opened(tmp_path), replay))
+    manager = opened(tmp_path)
+    same = segments(save(manager, replay))
     assert same.keys() == after.keys()  # nothing is new
-
-
-def test_a_piece_of_which_no_row_is_left_is_dropped(tmp_path):
-    replay, manager = Replay(16, "cpu"), opened(tmp_path)
-    add(replay, 16)
-    first = save(manager, replay)
-    add(replay, 9)
-    second = save(manager, replay)
-    assert len(segments(first).keys() & segments(second).keys()) == 1
-    assert len(segments(second)) == 3
+    state = replay.state_dict()
+    assert tensors_in(state) == {}
+    assert [each[2].decode() for each in copied(state)["segments"]] == [each.name for each in segments_in(state)]
+    add(replay, 12)  # of the first two pieces no row is left
+    assert len(segments(save(manager, replay)).keys() & same.keys()) == 6
 
 
 def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
@@ -116,6 +112,15 @@ def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
     assert same_rings(loaded(path, 100), replay)
     shutil.copytree(path, tmp_path / "elsewhere/000001-step-1")
     assert same_rings(loaded(tmp_path / "elsewhere/000001-step-1", 100), replay)
+    # One that is gone is not shared, and rows are copied when `save` returns.
+    shutil.rmtree(path)
+    expected = Replay(100, "cpu")
+    expected.load_state_dict(clone(replay.state_dict()))
+    manager.save(2, metadata(), {"best": None, "replay": replay.state_dict()})
+    add(replay, 20)
+    path = manager.wait()
+    manager.end()
+    assert same_rings(loaded(path, 100), expected)
 
 
 def refuses(*args, **options):
@@ -136,18 +141,6 @@ def test_another_disk_gets_copies(tmp_path, monkeypatch):
     assert same_rings(loaded(second, 100), replay)
 
 
-def test_a_checkpoint_that_is_gone_is_not_shared(tmp_path):
-    replay, manager = Replay(20, "cpu"), opened(tmp_path)
-    add(replay, 20)
-    first = save(manager, replay)
-    add(replay, 7)
-    shutil.rmtree(first)
-    second = save(manager, replay)
-    manager.end()
-    assert same_rings(loaded(second, 20), replay)
-    assert len(segments(second)) == 4
-
-
 def test_a_checkpoint_that_goes_while_it_is_shared_is_a_warning(tmp_path, monkeypatch, caplog):
     from rl8x.checkpoint import files
 
@@ -166,7 +159,8 @@ def test_a_checkpoint_that_goes_while_it_is_shared_is_a_warning(tmp_path, monkey
     assert same_rings(loaded(save(manager, replay), 20), replay)
 
 
-def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(tmp_path):
+@pytest.mark.parametrize("folder", [".", "other"])
+def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(folder, tmp_path):
     replay, manager = Replay(100, "cpu"), opened(tmp_path)
     add(replay, 30, version=1)
     first = save(manager, replay)
@@ -175,9 +169,9 @@ def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(tmp_path):
     manager.end()
     # The first is gone on with: what comes has the numbers of rows in the second, and is something else.
     checkpoint = read(first)
-    other, manager = Replay(100, "cpu"), opened(tmp_path)
+    other, manager = Replay(100, "cpu"), opened(tmp_path / folder)
     other.load_state_dict(checkpoint.state["replay"])
-    manager.go_on_from(checkpoint, listed(tmp_path))
+    manager.go_on_from(checkpoint, listed(tmp_path) if folder == "." else [])
     add(other, 30, version=2)
     third = save(manager, other)
     manager.end()
@@ -203,33 +197,6 @@ def test_nothing_is_shared_with_a_checkpoint_that_was_found_damaged(tmp_path, mo
     manager.end()
     assert same_rings(loaded(third, 100), replay)
     assert all(file.samefile(segments(first)[name]) for name, file in segments(third).items())
-
-
-def test_a_run_that_goes_on_in_another_folder_shares_too(tmp_path):
-    replay, manager = Replay(100, "cpu"), opened(tmp_path / "a")
-    add(replay, 30)
-    checkpoint = read(save(manager, replay))
-    manager.end()
-    other, manager = Replay(100, "cpu"), opened(tmp_path / "b")
-    other.load_state_dict(checkpoint.state["replay"])
-    manager.go_on_from(checkpoint, [])
-    path = save(manager, other)
-    manager.end()
-    shutil.rmtree(tmp_path / "a")
-    assert path.parent == tmp_path / "b"
-    assert same_rings(loaded(path, 100), replay)
-
-
-def test_rows_are_copied_when_save_returns(tmp_path):
-    replay, manager = Replay(20, "cpu"), opened(tmp_path)
-    add(replay, 20)
-    expected = Replay(20, "cpu")
-    expected.load_state_dict(clone(replay.state_dict()))
-    manager.save(1, metadata(), {"best": None, "replay": replay.state_dict()})
-    add(replay, 20)
-    path = manager.wait()
-    manager.end()
-    assert same_rings(loaded(path, 20), expected)
 
 
 def test_a_segment_that_goes_after_it_was_checked_is_named(tmp_path):
@@ -297,14 +264,6 @@ def test_a_state_that_is_no_longer_the_present_one_is_not_read():
     replay.load_state_dict(lasting)
     assert replay.total == 20
     assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
-
-
-def test_segments_are_no_tensors_of_the_state():
-    replay = Replay(20, "cpu")
-    add(replay, 20)
-    state = replay.state_dict()
-    assert tensors_in(state) == {}
-    assert [each[2].decode() for each in copied(state)["segments"]] == [each.name for each in segments_in(state)]
 
 
 def test_large_rows_make_short_segments(monkeypatch):

@@ -38,6 +38,9 @@ def test_rows_are_drawn_by_their_priorities(alpha, batch):
     replay, powers = filled(alpha=alpha)
     index = replay.sample(60_000 // batch, batch, torch.Generator().manual_seed(5))
     assert index.shape == (60_000 // batch, batch)
+    if alpha == 0.0:  # each draw of a batch has its part of the sum
+        assert ((index * batch / 300 - torch.arange(batch)) > -batch / 300).all()
+        assert ((index * batch / 300 - torch.arange(batch)) < 1).all()
     value, rows = chi_square(index.flatten().bincount(minlength=300).double(), powers / powers.sum())
     # The mean of chi-square is `rows` less one, its standard deviation sqrt(2 rows): 4 of them.
     assert value < rows + 4 * math.sqrt(2 * rows)
@@ -58,22 +61,13 @@ def test_updates_that_are_taken_back_leave_no_priority_and_no_largest_one():
     assert all(torch.equal(after[name], before[name]) for name in ("powers", "sums", "max"))
 
 
-def test_each_draw_of_a_batch_has_its_part_of_the_sum():
-    replay, _ = filled(alpha=0.0)
-    index = replay.sample(50, 10, torch.Generator().manual_seed(1))
-    assert torch.equal(index // 30, torch.arange(10).expand(50, 10))
-
-
-def test_only_rows_that_are_there_are_drawn():
-    replay = PrioritizedReplay(1000, "cpu")
-    replay.append(rows_of(3))
-    assert replay.sample(100, 10, torch.Generator().manual_seed(1)).unique().tolist() == [0, 1, 2]
-    replay.update(torch.tensor([0, 2]), torch.tensor([1e30, 1e-30]))
-    assert replay.sample(100, 10, torch.Generator().manual_seed(1)).max() <= 2
-
-
 @pytest.mark.parametrize("draw", [0.0, 1.0 - 2.0**-53])
-def test_the_first_and_the_last_draw_find_rows(draw, monkeypatch):
+def test_the_first_and_the_last_draw_find_rows_and_only_those_that_are_there(draw, monkeypatch):
+    few = PrioritizedReplay(1000, "cpu")
+    few.append(rows_of(3))
+    assert few.sample(100, 10, torch.Generator().manual_seed(1)).unique().tolist() == [0, 1, 2]
+    few.update(torch.tensor([0, 2]), torch.tensor([1e30, 1e-30]))
+    assert few.sample(100, 10, torch.Generator().manual_seed(1)).max() <= 2
     replay, _ = filled(count=130, capacity=1000)
     replay.update(torch.arange(128, 130), torch.full((2,), 1e-20))
     monkeypatch.setattr(torch, "rand", lambda *size, **options: torch.full(size, draw, dtype=torch.float64))
@@ -99,18 +93,13 @@ def test_weights_make_up_for_the_draws():
 @pytest.mark.parametrize("error", [math.nan, math.inf, -math.inf])
 def test_an_error_that_is_not_finite_spoils_nothing(error):
     replay, _ = filled(alpha=0.5)
-    replay.update(torch.tensor([3, 4]), torch.tensor([error, 0.0]))
+    errors = torch.tensor([error, -3.0])
+    replay.update(torch.tensor([3, 4]), errors)
+    assert errors[1].item() == -3.0
     powers = powers_of(replay)
     assert powers.isfinite().all()
     assert powers[3] == powers.max() == powers[6]
     check_sums(replay)
-
-
-def test_what_was_given_is_left_alone():
-    replay, _ = filled()
-    errors = torch.tensor([-3.0])
-    replay.update(torch.tensor([0]), errors)
-    assert errors.item() == -3.0
 
 
 def powers_of(replay):
@@ -154,6 +143,7 @@ def test_a_resumed_replay_draws_the_same():
     replay, _ = filled(count=500, capacity=300)
     resumed = PrioritizedReplay(300, "cpu")
     resumed.load_state_dict(clone(replay.state_dict()))
+    replay.load_state_dict(replay.state_dict())  # also one's own state
     generators = [torch.Generator().manual_seed(4) for _ in range(2)]
     for _ in range(5):
         indices = [each.sample(3, 40, generator) for each, generator in zip((replay, resumed), generators, strict=True)]
@@ -190,22 +180,11 @@ def test_priorities_count_by_the_power_that_is_in_force_after_a_resume(before, n
     known = torch.cat([torch.arange(50) + 3.0, torch.ones(20), torch.tensor([52.0])]) if before else torch.ones(71)
     torch.testing.assert_close(powers_of(other), torch.cat([known**now, torch.zeros(57)]), rtol=1e-5, atol=0)
     check_sums(other)
-
-
-def test_rows_of_a_uniform_replay_are_taken():
-    replay = Replay(100, "cpu")
-    replay.append(rows_of(30))
-    other = PrioritizedReplay(100, "cpu")
-    other.load_state_dict(replay.state_dict())
+    uniform = Replay(100, "cpu")
+    uniform.append({"number": torch.arange(30)})
+    other.load_state_dict(uniform.state_dict())
     assert powers_of(other).tolist() == [1.0] * 30 + [0.0] * 98
     check_sums(other)
-
-
-def test_a_replay_takes_its_own_state():
-    replay, _ = filled()
-    state = clone(replay.state_dict())
-    replay.load_state_dict(replay.state_dict())
-    assert all(torch.equal(replay.state_dict()[name], state[name]) for name in ("powers", "sums", "max"))
 
 
 def test_a_replay_whose_loading_failed_is_empty():
