@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from tests.probes import Steps
 
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.envs.canvas import picture_of
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import film, in_few_colours, record_video
@@ -119,7 +120,7 @@ def test_a_film_of_an_environment_that_draws_itself_ends_with_the_end():
     state = {name: value[longest].numpy() for name, value in end.state.items()}
     parameters = {name: float(value[longest]) for name, value in end.parameters.items()}
     last = decoded(made)[-1][0]
-    expected = env.picture(state, parameters)
+    expected = picture_of(env, state, parameters)
     shown = last[:, longest * (480 + 8) :][:, :480]
     assert last.shape == (320, 480 * 2 + 8, 3)
     assert np.abs(shown.astype(int) - expected).mean() < 1.0  # but for a palette of 256 colours
@@ -215,7 +216,7 @@ def test_flat_colours_keep_their_palette_and_photographs_get_their_own():
         assert (np.asarray(image.convert("RGB")) == np.asarray(own)).all()
     env = Pendulum(1)
     states = [{"theta": np.float32(0.3 * i), "theta_dot": np.float32(0)} for i in range(8)]
-    drawn = [env.picture(state, dict.fromkeys(env.parameters, 1.0)) for state in states]
+    drawn = [picture_of(env, state, dict.fromkeys(env.parameters, 1.0)) for state in states]
     images = list(in_few_colours(iter(drawn)))
     assert len({bytes(image.getpalette()) for image in images}) == 2
     for frame, image in zip(drawn, images, strict=True):

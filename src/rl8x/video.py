@@ -27,7 +27,19 @@ from numpy.typing import NDArray
 
 from rl8x.disk import replace_synced
 from rl8x.envs import Env
-from rl8x.envs.canvas import BACKGROUND, INK, SIZE, CopyState, Picture, copy_of, font, mixed, numbers_of, on_host
+from rl8x.envs.canvas import (
+    BACKGROUND,
+    INK,
+    SIZE,
+    CopyState,
+    Picture,
+    copy_of,
+    font,
+    mixed,
+    numbers_of,
+    on_host,
+    picture_of,
+)
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
@@ -263,7 +275,7 @@ class Camera:
             for copy in (copy for copy in self._copies if self._went_on[copy] or self._pictures[copy] is None):
                 *past, state = self._pasts[copy]
                 parameters = numbers_of(self._parameters, copy)
-                self._pictures[copy] = self._env.picture(state, parameters, past, self._size)
+                self._pictures[copy] = picture_of(self._env, state, parameters, past, self._size)
         else:
             for copy, rendered in zip(self._copies, _renders(self._env), strict=False):
                 if moment.running[copy] or self._pictures[copy] is None:

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env, NumpyEnv, Parameter
-from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host
+from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host, picture_of
 from rl8x.envs.registry import BUILTIN
 
 WIDTH, HEIGHT = SIZE
@@ -28,7 +28,7 @@ def where(picture, colour):
 def drawn(name, state, **parameters):
     env = BUILTIN[name](1)
     values = {key: parameter.default for key, parameter in env.parameters.items()} | parameters
-    return env.picture({key: np.asarray(value) for key, value in state.items()}, values)
+    return picture_of(env, {key: np.asarray(value) for key, value in state.items()}, values)
 
 
 def test_a_point_is_where_the_view_has_it():
@@ -59,12 +59,6 @@ def test_a_strength_mixes_with_the_background():
     canvas = Canvas(30, 30)
     canvas.polygon([(-1, -1), (1, -1), (1, 1), (-1, 1)], "#0072b2", strength=0.5)
     assert canvas.picture()[15, 15].tolist() == [128, 184, 216]
-
-
-def test_texts_are_written_where_they_are_anchored():
-    canvas = Canvas(200, 100)
-    canvas.text((-1.0, 0.0), "left", 0.4, BLUE, anchor="lm")
-    assert where(canvas.picture(), BLUE)[0] < -20
 
 
 METRE = WIDTH / 5.8
@@ -134,7 +128,7 @@ def test_the_price_is_green_where_the_asset_was_held():
     env = BUILTIN["AlgoTrading"](1)
     states = [{"change": np.float32(0.01 * (-1) ** i), "invested": np.int64(20 <= i < 40)} for i in range(60)]
     parameters = {name: parameter.default for name, parameter in env.parameters.items()}
-    picture = env.picture(states[-1], parameters, states[:-1])
+    picture = picture_of(env, states[-1], parameters, states[:-1])
     chart = picture[40:]  # below the legend
     column = where(chart, GREEN)[0] + WIDTH / 2
     assert column == pytest.approx((29.5 + 2) * WIDTH / 92, abs=6)
@@ -155,7 +149,7 @@ def test_every_built_in_environment_draws_each_of_its_copies(name):
     assert {each.dtype for each in pictures} == {np.dtype(np.uint8)}
     assert any((one != two).any() for one, two in zip(before, pictures, strict=True))
     states, parameters = on_host(env.carry["state"], env.team), on_host(env.carry["parameters"])
-    assert (pictures[1] == env.picture(copy_of(states, 1), numbers_of(parameters, 1))).all()
+    assert (pictures[1] == picture_of(env, copy_of(states, 1), numbers_of(parameters, 1))).all()
     assert (pictures[0] == NumpyEnv(env).render()[0]).all()
 
 

@@ -101,8 +101,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
         return Acting(policy, env_maker(env, trust=True), resolved["algorithm"], {})
     maker = env_maker_of(spec, trust)
     if maker is not None:
-        state = checkpoint.state["trainer"]["algorithm"].get("collector", {}).get("env", {})
-        config = state.get("present") or state.get("next_config") or state.get("config") or {}
+        config = checkpoint.state["trainer"]["algorithm"].get("collector", {}).get("env", {}).get("present", {})
         return Acting(policy, maker, resolved["algorithm"], config, ", as in the training")
     evaluated_in = spec.trainer.eval_env
     if not isinstance(evaluated_in, str) or evaluated_in == "auto":

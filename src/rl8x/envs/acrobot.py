@@ -1,9 +1,4 @@
-"""Acrobot: swing the tip of a two-link pendulum up, with a motor at the joint between the links only.
-
-Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding", in the
-variant of Sutton and Barto's book; the equations are those of gymnasium/envs/classic_control/acrobot.py (Gymnasium 1.4,
-Acrobot-v1), with what does not change within a step computed once.
-"""
+"""Acrobot: swing the tip of a two-link pendulum up, with a motor at the joint between the links only."""
 
 from __future__ import annotations
 
@@ -84,8 +79,9 @@ class Acrobot(Env):
     Actions, `[num_envs]` int64: 0, 1 and 2 apply -1, 0 and +1 times `torque` at the joint between the links.
     Observations, `[num_envs, 6]`: cos and sin of both angles, both angular velocities (rad/s).
 
-    Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding"; the
-    equations are those of Gymnasium's Acrobot-v1.
+    Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding", in
+    the variant of Sutton and Barto's book; the equations are those of Gymnasium 1.4's Acrobot-v1, with what does not
+    change within a step computed once.
     """
 
     single_observation_space = spaces.Box(

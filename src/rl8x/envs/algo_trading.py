@@ -1,7 +1,4 @@
-"""AlgoTrading: buy and sell one asset whose price follows a trend and a cycle that each episode draws anew.
-
-Source: the example of rl8 1.0, with its price model `y (1 + km) (1 + kc sin(f t))`; the ranges are our own.
-"""
+"""AlgoTrading: buy and sell one asset whose price follows a trend and a cycle that each episode draws anew."""
 
 from __future__ import annotations
 
@@ -109,6 +106,5 @@ class AlgoTrading(Env):
         top = high + 0.1 * unit
         canvas.text((0.0, top), "price, held", 0.06 * unit, GREEN, anchor="lm")
         canvas.text((22.0, top), "not held", 0.06 * unit, GREY, anchor="lm")
-        canvas.text(
-            (40.0, top), f"portfolio {PERCENT * math.expm1(portfolio[-1]):+.1f}%", 0.06 * unit, BLUE, anchor="lm"
-        )
+        gain = f"portfolio {PERCENT * math.expm1(portfolio[-1]):+.1f}%"
+        canvas.text((40.0, top), gain, 0.06 * unit, BLUE, anchor="lm")

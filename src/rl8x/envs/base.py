@@ -1,11 +1,10 @@
 """Environments: `num_envs` copies of one task, stepped together as tensors on one device.
 
-An author writes the dynamics (`steps.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
-and some class attributes; examples/own_environment.py is one in full. The base class adds time limits, automatic resets
-in the same step, the observation before each reset, episode statistics, randomised parameters, seeding and snapshots.
-It does so twice: `restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that
-are compiled or captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a
-compiled program cannot take a generator, and because equal noise is what makes different ways of execution comparable.
+An author writes the dynamics (`steps.py`). The base class adds time limits, automatic resets in the same step, the
+observation before each reset, episode statistics, randomised parameters, seeding and snapshots. It does so twice:
+`restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that are compiled or
+captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a compiled program
+cannot take a generator, and because equal noise is what makes different ways of execution comparable.
 """
 
 from __future__ import annotations
@@ -96,14 +95,15 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             observe_parameters: `build` and `env_kwargs` take it for every environment, and wrap what the constructor
                 makes; see `ObservedParameters`. A constructor takes "none" alone.
         """
-        refuse_observing(observe_parameters, type(self).__name__)
-        copies = whole_number(num_envs, type(self).__name__, "num_envs")
+        name = type(self).__name__
+        refuse_observing(observe_parameters, name)
+        copies = whole_number(num_envs, name, "num_envs")
         if copies < 1 or (self.max_num_envs is not None and copies > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
-            raise ValueError(f"{type(self).__name__}: num_envs must be at least 1{limit}; got {num_envs}.")
+            raise ValueError(f"{name}: num_envs must be at least 1{limit}; got {num_envs}.")
         self.num_envs = copies * self.num_agents
         self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
-        check_time_limit(self.time_limit, type(self).__name__)
+        check_time_limit(self.time_limit, name)
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
         self.set_seed(seed)
@@ -111,10 +111,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
-        owner, check = type(self).__name__, self.check_config
-        self.parameter_state = ParameterState(
-            self.parameters, copies, self.generator, owner=owner, metrics=self.metric_names, check=check
-        )
+        options: Any = {"owner": name, "metrics": self.metric_names, "check": self.check_config}
+        self.parameter_state = ParameterState(self.parameters, copies, self.generator, **options)
         if self.draws:
             self.render_mode = "rgb_array"
             self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
@@ -149,21 +147,18 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
-        built_in = (self.num_envs, str(self.device), self.time_limit, self.parameter_state.in_force.key)
         team = () if self.team is None else (self.team.names, self.team.agent_id, self.team.state)
-        return type(self), *built_in, *team
+        config = self.parameter_state.in_force.key
+        return type(self), self.num_envs, str(self.device), self.time_limit, config, *team
 
     def noise(self, horizon: int) -> Tensor:
-        """Draw the noise of some steps from the environment's generator.
+        """Draw the noise of some steps, float32 `[horizon, num_envs, noise_width]` in [0, 1).
 
         On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
         takes its own stretch of the generator's stream.
 
         Args:
             horizon: Steps of each copy.
-
-        Returns:
-            Uniform numbers in [0, 1), float32 `[horizon, num_envs, noise_width]`.
         """
         shape = (horizon, self.num_envs, self.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.device)
@@ -292,10 +287,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters and sources as `ResolvedConfig.draw` does; agents of a copy have those of the first."""
         config, team = self.parameter_state.in_force, self.team
-        first, width = self.step_noise + self.reset_noise, config.noise_width
-        if not width:
+        if not config.noise_width:
             return {}, {}
-        columns = self._columns(noise, first, width)
+        columns = self._columns(noise, self.step_noise + self.reset_noise, config.noise_width)
         if team is None:
             return config.draw(columns)
         values, sources = (tree_map(team.for_agents, drawn) for drawn in config.draw(columns[: self.num_copies]))
@@ -306,16 +300,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, config: EnvConfig | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode in every copy.
+        """Start an episode in every copy; return the first observation, `[num_envs, ...]`, and an empty info.
 
         Args:
             seed: Seeds the environment's generator; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
             config: The `env_config` from now on: names of parameters to a number, `num_envs` numbers, a distribution
                 or its JSON form, in the parameters' units; `{}` for the defaults, None for no change.
-
-        Returns:
-            The first observation, `[num_envs, ...]`, and an empty info.
 
         Raises:
             TypeError: If `config` is not a mapping, or `seed` not a whole number.
@@ -338,7 +329,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Returns:
             Observation, rewards, terminated, truncated, `[num_envs, ...]`, and an info with the observations before the
             resets (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the
-            copies whose episode ended.
+            copies whose episode ended; `valid` is False for rows that are no experience, and there only where some are.
 
         Raises:
             RuntimeError: If `reset` was not called before.
@@ -349,7 +340,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         actions = tree_of(actions, lambda part: as_tensor(part, self.device, name="actions"))
         actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = advanced(self, self.carry, actions, self.noise(1)[0])
-        done = step.terminated | step.truncated
+        # Rows that are no experience, such as those of masked autoreset steps, end no episode.
+        truncated = step.truncated if step.valid is None else step.truncated & step.valid
+        done = step.terminated | truncated
         info = {
             "final_obs": _apart(step.final_obs, self.carry["state"]),
             "_final_obs": done,
@@ -362,7 +355,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             info |= {name: value, f"_{name}": ~value.isnan()}
         if step.valid is not None:
             info["valid"] = step.valid
-        return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, step.truncated, info
+        return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, truncated, info
 
     # ---- parameters; `parameter_state` has what algorithms and trainers ask of them
 
@@ -372,16 +365,12 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return plain(self.parameter_state.in_force.given)
 
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
-        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
+        """Check an `env_config`, as `reset` does, and return it in the form of `config`; nothing changes.
 
         Args:
             config: Names of parameters to values, distributions or their JSON forms.
             called: Its name in error messages.
             copies: The argument that sets the number of copies, for error messages.
-
-        Raises:
-            TypeError: If it is not a mapping.
-            ValueError: As `reset` does.
         """
         return plain(self.parameter_state.resolve(config, called, copies).given)
 
@@ -391,24 +380,18 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
 
         Args:
-            config: As `reset` takes it.
-
-        Raises:
-            ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
+            config: As `reset` takes it, with distributions that do not move by themselves.
         """
         self.parameter_state.steer(config)
         if self.carry is not None:
             self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse a configuration that the environment cannot have.
+        """Raise `ValueError` for a configuration that the environment cannot have.
 
         Args:
             resolved: The configuration, which is legal otherwise.
             owner: Its name in error messages.
-
-        Raises:
-            ValueError: If the environment cannot have it.
         """
 
     @property
@@ -443,22 +426,15 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             names = self.parameter_state.in_force.drawn_names
             drawn = {name: value for name, value in carry["parameters"].items() if name in names}
             carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
-        return {
-            "generator": self.generator.get_state(),
-            "generator_device": self.device.type,
-            "carry": carry,
-            **self.parameter_state.state_dict(),
-        }
+        device = {"generator": self.generator.get_state(), "generator_device": self.device.type}
+        return device | {"carry": carry, **self.parameter_state.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
         Args:
-            state_dict: A snapshot; its tensors are copied.
-
-        Raises:
-            ValueError: If it was taken from another number of copies, from another kind of device, or with another
-                state than `initial_state` makes.
+            state_dict: A snapshot, whose tensors are copied, of as many copies, the same kind of device, and the state
+                that `initial_state` makes; others are refused by a `ValueError`.
         """
         name, carry, kind = type(self).__name__, state_dict["carry"], state_dict["generator_device"]
         if carry is not None and len(carry["elapsed"]) != self.num_envs:
@@ -483,15 +459,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.generator.set_state(state_dict["generator"].cpu())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make an environment like this one that shares nothing with it, to evaluate in; nothing has begun in it.
+        """Make an environment of the same configuration that shares nothing with this one; nothing has begun in it.
+
+        None where this one cannot be copied, or not with another number of copies.
 
         Args:
             num_envs: Its copies of the task; None leaves their number to the environment.
             seed: Seeds its generator; None takes a seed from the operating system.
-
-        Returns:
-            An environment of the same configuration; None where this one cannot be copied, or not with another number
-            of copies.
         """
         if num_envs not in (None, self.num_copies):
             return None

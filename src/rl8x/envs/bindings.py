@@ -3,15 +3,15 @@
     GymnasiumEnv("CartPole-v1", 16, parameters={"length": "length", "gravity": Scale("gravity", high=3.0)})
     GymnasiumEnv("HalfCheetah-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})
 
-An adapter takes a mapping from the names that `env_config` uses to bindings: an attribute, a field of the model, a
-scale, or a function. Each but a function has a plain form for run files, the kind's name with its first argument:
-`{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
+An adapter takes a mapping from the names that `env_config` uses to bindings. Each but a function has a plain form for
+run files, the kind's name with its first argument: `{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from rl8x.plain import frozen
 Value: TypeAlias = "float | Tensor"
 """A number; or for a simulator of many copies one for each, float32 `[num_envs]`."""
 
-_STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]'\"]+?))\s*\]")
+_STEP: Final = re.compile(r"\.?(?P<name>[A-Za-z_]\w*)|\[\s*(?P<quote>['\"]?)(?P<key>[^\]'\"]+?)(?P=quote)\s*\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +51,12 @@ class Binding(ABC):
     unit: str = dataclasses.field(default="", kw_only=True)
     description: str = dataclasses.field(default="", kw_only=True)
 
-    @property
-    def by_copy(self) -> bool:
-        """Whether a simulator of many copies can have another value for each."""
-        return False
-
-    @property
-    def unset(self) -> float | None:
-        """The value that is set if `env_config` has none; None sets nothing."""
-        return self.default
-
     @abstractmethod
     def read(self, simulator: Any) -> Any:
-        """Return a copy of what is there, to be restored and to take the default from.
+        """Return a copy of what is there, a number or an array; of several parts a list of them.
 
         Args:
             simulator: The unwrapped simulator.
-
-        Returns:
-            A number or an array; of several parts a list of them.
 
         Raises:
             ValueError: If there is no such thing, or it is not a number.
@@ -89,33 +76,6 @@ class Binding(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
 
-    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether what `write` set is still there after a reset.
-
-        Args:
-            simulator: The unwrapped simulator.
-            original: What `write` was given.
-            value: What `write` was given, float32 `[num_envs]` for a simulator of many copies.
-        """
-        return True
-
-    def own_default(self, original: Any) -> float:
-        """Return the one number that `read` found.
-
-        Args:
-            original: What `read` returned.
-
-        Raises:
-            ValueError: If it found several that differ.
-        """
-        numbers = np.unique(np.asarray(original, dtype=np.float64))
-        if len(numbers) != 1:
-            raise ValueError(
-                f"sets {np.size(original)} numbers that differ, from {numbers.min():g} to {numbers.max():g}: name one "
-                "of them, multiply all of them with Scale, or give `default`."
-            )
-        return float(numbers[0])
-
     def parameter(self, original: Any) -> Parameter:
         """Return the default and the bounds that `env_config` is checked by.
 
@@ -126,28 +86,37 @@ class Binding(ABC):
             ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the
                 bounds.
         """
-        default = self.own_default(original) if self.default is None else float(self.default)
+        found = np.unique(np.asarray(original, dtype=np.float64)) if self.default is None else [self.default]
+        if len(found) != 1:
+            raise ValueError(
+                f"sets {np.size(original)} numbers that differ, from {found[0]:g} to {found[-1]:g}: name one of them, "
+                "multiply all of them with Scale, or give `default`."
+            )
+        default = float(found[0])
         low = (0.0 if default > 0 else -math.inf) if self.low is None else float(self.low)
         high = (0.0 if default < 0 else math.inf) if self.high is None else float(self.high)
         return Parameter(default=default, low=low, high=high, unit=self.unit, description=self.description or str(self))
 
-    @classmethod
-    def own_fields(cls) -> list[dataclasses.Field[Any]]:
+    def _own_fields(self) -> list[str]:
         """Return the fields that a kind of binding has beside those of all."""
         shared = {field.name for field in dataclasses.fields(Binding)}
-        return [field for field in dataclasses.fields(cls) if field.name not in shared]
+        return [field.name for field in dataclasses.fields(self) if field.name not in shared]
+
+    def _given(self) -> dict[str, Any]:
+        """Return the values of the fields that are not their default."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: value for field, value in values.items() if value != field.default}
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain form, from which `binding_of` makes an equal one."""
-        first, *_ = self.own_fields()
-        changed = [field for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
-        form = {field.name: _plain(getattr(self, field.name)) for field in changed if field.name != first.name}
-        return {self.kind: _plain(getattr(self, first.name)), **form}
+        given = {name: _plain(value) for name, value in self._given().items()}
+        return {self.kind: given.pop(self._own_fields()[0]), **given}
 
     def __str__(self) -> str:
         """Write it as it is made, without default, bounds, unit and description."""
-        own = [field for field in self.own_fields() if getattr(self, field.name) != field.default]
-        return f"{type(self).__name__}({', '.join(_shown(getattr(self, field.name)) for field in own)})"
+        given = self._given()
+        own = [_shown(given[name]) for name in self._own_fields() if name in given]
+        return f"{type(self).__name__}({', '.join(own)})"
 
 
 def _plain(value: Any) -> Any:
@@ -182,20 +151,12 @@ class Attribute(Binding):
     def __post_init__(self) -> None:
         _steps(self.path)
 
-    @property
-    def by_copy(self) -> bool:
-        """Whether it has a row for each copy."""
-        return self.per_copy
-
     def read(self, simulator: Any) -> Any:
         """Return a copy of what the path leads to."""
         try:
-            value = simulator
-            for step in _steps(self.path):
-                value = _taken(value, step)
+            value = functools.reduce(_taken, _steps(self.path), simulator)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
-            names = [name for name in vars(simulator) if not name.startswith("_")]
-            hint = did_you_mean(self.path, names)
+            hint = did_you_mean(self.path, [name for name in vars(simulator) if not name.startswith("_")])
             raise ValueError(f"{type(simulator).__name__} has no {self.path!r} ({error}).{hint}") from None
         if isinstance(value, Tensor):
             return value.clone()
@@ -207,11 +168,15 @@ class Attribute(Binding):
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set the attribute, an array's elements all to the value."""
+        wanted: Any = original if value is None else value
+        if isinstance(value, Tensor):
+            wanted = _rows(value, original)
+        elif value is not None and isinstance(original, int | np.integer):
+            if value != int(value):
+                raise ValueError(f"{self.path!r} is a whole number; got {value:g}. Draw whole ones with Choice.")
+            wanted = int(value)
         *path, last = _steps(self.path)
-        owner = simulator
-        for step in path:
-            owner = _taken(owner, step)
-        wanted = self._wanted(original, value)
+        owner = functools.reduce(_taken, path, simulator)
         try:
             if isinstance(original, np.ndarray | Tensor):
                 _taken(owner, last)[...] = wanted
@@ -222,46 +187,27 @@ class Attribute(Binding):
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self.path!r} of {type(simulator).__name__} cannot be set: {error}.") from error
 
-    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether the attribute still has the value."""
-        now, wanted = (np.asarray(each) for each in (self.read(simulator), self._wanted(original, value)))
-        return bool((now == wanted.astype(now.dtype)).all())
-
-    def _wanted(self, original: Any, value: Value | None) -> Any:
-        """Return what the attribute shall be, of the kind that it is."""
-        if value is None:
-            return original
-        if isinstance(value, Tensor):
-            rows = value.reshape(-1, *(1,) * (original.ndim - 1))
-            return rows.to(original.device, original.dtype) if isinstance(original, Tensor) else rows.cpu().numpy()
-        if isinstance(original, int | np.integer):
-            if value != int(value):
-                raise ValueError(f"{self.path!r} is a whole number; got {value:g}. Draw whole ones with Choice.")
-            return int(value)
-        return value
-
 
 def _steps(path: str) -> list[str | tuple[Any]]:
-    """Split a path into names of attributes and keys, which are in a tuple; raise `ValueError` if it is none."""
-    steps: list[str | tuple[Any]] = []
-    position = 0
-    while position < len(path):
-        match = _STEP.match(path, position)
-        if match is None:
-            break
-        name, single, double, bare = match.groups()
-        key: Any = next((each for each in (single, double, bare) if each is not None), None)
-        if bare is not None and bare.lstrip("-").isdigit():
-            key = int(bare)
-        steps.append((key,) if name is None else name)
-        position = match.end()
-    if position < len(path) or not steps or not isinstance(steps[0], str):
+    """Split a path into names of attributes, and keys, which are in a tuple; raise `ValueError` if it is none."""
+    matches = [*_STEP.finditer(path)]
+    if not matches or not matches[0]["name"] or "".join(match[0] for match in matches) != path:
         raise ValueError(f"a path looks like `length`, `model.opt.gravity[2]` or `limits['x']`; got {path!r}.")
+    steps: list[str | tuple[Any]] = []
+    for match in matches:
+        is_index = match["key"] and not match["quote"] and match["key"].lstrip("-").isdigit()
+        steps.append(match["name"] or (int(match["key"]) if is_index else match["key"],))
     return steps
 
 
 def _taken(owner: Any, step: str | tuple[Any]) -> Any:
     return getattr(owner, step) if isinstance(step, str) else owner[step[0]]
+
+
+def _rows(values: Tensor, like: Any) -> Any:
+    """Return one value for each copy, `[num_envs]`, to set or multiply the rows of an array or tensor."""
+    rows = values.reshape(-1, *(1,) * (like.ndim - 1))
+    return rows.to(like.device) if isinstance(like, Tensor) else rows.double().cpu().numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,11 +225,6 @@ class Scale(Binding):
         object.__setattr__(self, "of", frozen(self.of))
 
     @property
-    def by_copy(self) -> bool:
-        """Whether each part can have another value for each copy."""
-        return all(part.by_copy for part in self.parts)
-
-    @property
     def parts(self) -> list[Any]:
         """The bindings and paths that are multiplied, as given."""
         return list(self.of) if isinstance(self.of, list | tuple) else [self.of]
@@ -292,34 +233,20 @@ class Scale(Binding):
         """Return what the parts are."""
         return [part.read(simulator) for part in self.parts]
 
-    def own_default(self, original: Any) -> float:
-        """Return 1."""
-        return 1.0
+    def parameter(self, original: Any) -> Parameter:
+        """Return the bounds; the default is 1."""
+        return super().parameter(1.0)
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set each part to its original times the value."""
-        for part, base in zip(self.parts, _products(original, value), strict=True):
-            part.write(simulator, base, None)
-
-    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether each part is still its original times the value."""
-        bases = _products(original, value)
-        return all(part.holds(simulator, base, None) for part, base in zip(self.parts, bases, strict=True))
-
-
-def _products(originals: Sequence[Any], value: Value | None) -> list[Any]:
-    """Return originals times a number, or each row of them times the copy's; None changes nothing."""
-    return [original if value is None else _product(original, value) for original in originals]
-
-
-def _product(original: Any, value: Value) -> Any:
-    if isinstance(original, int | np.integer):
-        raise ValueError(f"a whole number, here {original}, has no factors; set it itself, with Choice.")
-    if isinstance(value, Tensor):
-        rows = value.reshape(-1, *(1,) * (original.ndim - 1))
-        factor = rows.to(original.device) if isinstance(original, Tensor) else rows.double().cpu().numpy()
-        return original * factor
-    return original * value
+        for part, base in zip(self.parts, original, strict=True):
+            if value is None:
+                product = base
+            elif isinstance(base, int | np.integer):
+                raise ValueError(f"a whole number, here {base}, has no factors; set it itself, with Choice.")
+            else:
+                product = base * (_rows(value, base) if isinstance(value, Tensor) else value)
+            part.write(simulator, product, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,18 +266,8 @@ class Function(Binding):
     function: Callable[[Any, Any], object]
     reads: str | None = None
 
-    @property
-    def by_copy(self) -> bool:
-        """Always: it gets all values."""
-        return True
-
-    @property
-    def unset(self) -> float | None:
-        """Nothing: the default changes nothing."""
-        return None
-
     def read(self, simulator: Any) -> Any:
-        """Return the attribute that the default is read from."""
+        """Return the default, or the attribute that it is read from."""
         if self.default is not None:
             return self.default
         try:
@@ -364,15 +281,15 @@ class Function(Binding):
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Call the function with the value, or with the default if it is None."""
-        self.function(simulator, self.own_default(original) if value is None else value)
+        self.function(simulator, self.parameter(original).default if value is None else value)
 
 
-def bindings_of(parameters: Mapping[str, Any], kinds: Sequence[type[Binding]], owner: str) -> dict[str, Binding]:
+def bindings_of(parameters: Mapping[str, Any] | None, kinds: Sequence[type[Binding]], owner: str) -> dict[str, Binding]:
     """Return the bindings of an adapter's parameters."""
-    if not isinstance(parameters, Mapping):
+    if not isinstance(parameters or {}, Mapping):
         raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")
     bindings = {}
-    for name, form in parameters.items():
+    for name, form in (parameters or {}).items():
         with in_parameter(name, owner):
             bindings[name] = binding_of(form, kinds, name)
     return bindings
@@ -389,27 +306,26 @@ def in_parameter(name: str, owner: str = "") -> Iterator[None]:
 
 def binding_of(form: Any, kinds: Sequence[type[Binding]], name: str = "") -> Binding:
     """Parse a binding; a function's default is read from the attribute `name`."""
-    by_kind: dict[str, Any] = {kind.kind: kind for kind in kinds if kind is not Function}
     if isinstance(form, str):
         first: Any = kinds[0]
-        return first(form)  # type: ignore[no-any-return]
-    if isinstance(form, Mapping):
+        form = first(form)
+    elif isinstance(form, Mapping):
+        by_kind: dict[str, Any] = {kind.kind: kind for kind in kinds if kind is not Function}
         chosen = [kind for kind in by_kind if kind in form]
         if len(chosen) != 1:
-            known = ", ".join(by_kind)
-            raise ValueError(f"must have one of the keys {known}; got {dict(form)!r}.")
+            raise ValueError(f"must have one of the keys {', '.join(by_kind)}; got {dict(form)!r}.")
         rest = {key: value for key, value in form.items() if key != chosen[0]}
         try:
             form = by_kind[chosen[0]](form[chosen[0]], **rest)
         except TypeError as error:
             raise ValueError(f"{chosen[0]!r} does not take that: {error}.") from None
-    if callable(form) and Function in kinds:
+    elif callable(form) and Function in kinds:
         form = Function(form)
-    if isinstance(form, Function) and form.reads is None:
-        form = dataclasses.replace(form, reads=name)
     if not isinstance(form, tuple(kinds)):
         known = ", ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"must be one of {known}, or its plain form; got {form!r}.")
+    if isinstance(form, Function) and form.reads is None:
+        form = dataclasses.replace(form, reads=name)
     if isinstance(form, Scale):
         parts = [binding_of(part, [kind for kind in kinds if kind not in (Scale, Function)]) for part in form.parts]
         form = dataclasses.replace(form, of=parts[0] if len(parts) == 1 else tuple(parts))

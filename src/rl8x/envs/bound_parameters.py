@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -21,51 +21,66 @@ import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from rl8x.envs.bindings import Binding, Function, Value, in_parameter
+from rl8x.envs.bindings import Binding, Function, Scale, Value, in_parameter
 from rl8x.envs.mujoco_model import derive_constants
 from rl8x.envs.parameters import Parameter, ResolvedConfig
 from rl8x.processes import lending_variables
+
+Result = TypeVar("Result")
 
 
 class BoundSimulator:
     """One unwrapped simulator and the bindings of its parameters, by name."""
 
-    def __init__(self, simulator: Any, bindings: Mapping[str, Binding]) -> None:
+    def __init__(self, simulator: Any, bindings: Mapping[str, Binding], owner: str = "") -> None:
         self.simulator, self.bindings = simulator, bindings
         self.originals: dict[str, Any] = {}
         self.parameters: dict[str, Parameter] = {}
         for name, binding in bindings.items():
-            with in_parameter(name):
+            with in_parameter(name, owner):
                 self.originals[name] = binding.read(simulator)
                 self.parameters[name] = binding.parameter(self.originals[name])
         self._values: dict[str, Value | None] = dict.fromkeys(bindings)
-        self._written: dict[str, Value | None] = {}
+        self._written: list[str] = []
+        # With its default a function changes nothing, so that it need not be called; what it sets is not known.
+        self._functions = {name for name, binding in bindings.items() if isinstance(binding, Function)}
 
     def set(self, values: Mapping[str, Value | None]) -> None:
-        """Set the values that differ from those in force; None is the simulator's own, exactly.
+        """Set the values that differ from those in force; None is the binding's default, or what the simulator had.
 
         What one binding writes may be part of what another does, as a mass and a total mass: where anything changes,
         all that was ever set is set again, in the order of the mapping, so that the result depends on the values alone.
         """
-        values = {name: self.bindings[name].unset if value is None else value for name, value in values.items()}
+        values = {
+            name: self.bindings[name].default if value is None and name not in self._functions else value
+            for name, value in values.items()
+        }
         if all(_same(value, self._values[name]) for name, value in values.items()):
             return
-        names = [name for name, value in values.items() if value is not None or name in self._written]
-        self._written = {name: values[name] for name in names}
-        for name in names:
+        self._written = [name for name, value in values.items() if value is not None or name in self._written]
+        for name in self._written:
             with in_parameter(name):
                 self.bindings[name].write(self.simulator, self.originals[name], values[name])
-        derive_constants(self.simulator, [self.bindings[name] for name in names])
+        derive_constants(self.simulator, [self.bindings[name] for name in self._written])
         self._values = values
 
-    def check_kept(self) -> None:
-        """Raise `RuntimeError` where a reset has undone what was set."""
-        for name, value in self._written.items():
-            if not self.bindings[name].holds(self.simulator, self.originals[name], value):
+    def reset_under(self, values: Mapping[str, Value | None], reset: Callable[[], Result]) -> Result:
+        """Reset under values; raise `RuntimeError` where the reset undoes what was set."""
+        self.set(values)
+        watched = [name for name in self._written if name not in self._functions]
+        written = {name: self.bindings[name].read(self.simulator) for name in watched}
+        result = reset()
+        for name in watched:
+            binding = self.bindings[name]
+            both = (
+                each if isinstance(each, list) else [each] for each in (written[name], binding.read(self.simulator))
+            )
+            if not all(map(np.array_equal, *both)):
                 raise RuntimeError(
-                    f"parameters[{name!r}]: reset() of {type(self.simulator).__name__} sets {self.bindings[name]} "
-                    "itself, so that the value has no effect. Set what it is computed from."
+                    f"parameters[{name!r}]: reset() of {type(self.simulator).__name__} sets {binding} itself, so that "
+                    "the value has no effect. Set what it is computed from."
                 )
+        return result
 
 
 def _same(value: Value | None, other: Value | None) -> bool:
@@ -81,8 +96,11 @@ class SharedTable:
     the table of the process that made it is gone.
     """
 
-    def __init__(self, values: Sequence[float]) -> None:
+    def __init__(self, values: Sequence[float], name: str | None = None) -> None:
         self.length = len(values)
+        if name is not None:  # another process has made it
+            self.memory = SharedMemory(name)
+            return
         with lending_variables():
             resource_tracker.ensure_running()  # a Python process, which shared memory would start
         self.memory = SharedMemory(create=True, size=8 * self.length)
@@ -96,19 +114,15 @@ class SharedTable:
     def __setitem__(self, rows: slice, values: Sequence[float]) -> None:
         self._array()[rows] = values
 
+    def __len__(self) -> int:
+        return self.length
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self.memory.name, self.length)
+        return SharedTable, (self[:], self.memory.name)
 
     def _array(self) -> np.ndarray:
         assert self.memory.buf is not None
         return np.frombuffer(self.memory.buf, np.float64, self.length)
-
-
-def _attached(name: str, length: int) -> SharedTable:
-    """Return the table in another process."""
-    table = SharedTable.__new__(SharedTable)
-    table.length, table.memory = length, SharedMemory(name)
-    return table
 
 
 def _release(memory: SharedMemory, maker: int) -> None:
@@ -118,10 +132,9 @@ def _release(memory: SharedMemory, maker: int) -> None:
 
 
 class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Sets a copy's parameters before each of its resets."""
+    """Sets a copy's parameters before each of its resets, from its row of a table."""
 
     copy_index: int = 0
-    """Which row of the table is this copy's."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], bindings: Mapping[str, Binding], table: Any) -> None:
         super().__init__(env)
@@ -134,18 +147,16 @@ class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         names = list(self.bound.bindings)
         first = self.copy_index * len(names)
         row = zip(names, self.table[first : first + len(names)], strict=True)
-        self.bound.set({name: None if math.isnan(value) else value for name, value in row})
-        result = self.env.reset(**kwargs)
-        self.bound.check_kept()
-        return result
+        values = {name: None if math.isnan(value) else value for name, value in row}
+        return self.bound.reset_under(values, lambda: self.env.reset(**kwargs))
 
 
 class BoundCopies:
     """The bound copies of a vector environment, each a simulator of its own; they take values over at their resets."""
 
     def __init__(self, bindings: Mapping[str, Binding], num_envs: int, *, processes: bool) -> None:
-        self.bindings, size = bindings, num_envs * len(bindings)
-        nothing = [math.nan] * size
+        self.bindings = bindings
+        nothing = [math.nan] * num_envs * len(bindings)
         self.table: SharedTable | list[float] = SharedTable(nothing) if processes else nothing
         self.parameters: Mapping[str, Parameter] = {}
 
@@ -163,11 +174,11 @@ class BoundCopies:
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Lay the values of parameters that are named ready, `[num_envs]` each; a copy takes its own at its reset."""
-        columns = [
-            value.cpu().double() if name in named else torch.full(value.shape, math.nan, dtype=torch.float64)
-            for name, value in ((name, values[name]) for name in self.bindings)
-        ]
-        self.table[:] = torch.stack(columns, 1).flatten().tolist()
+        rows = torch.full((len(self.table) // len(self.bindings), len(self.bindings)), math.nan, dtype=torch.float64)
+        for i, name in enumerate(self.bindings):
+            if name in named:
+                rows[:, i] = values[name]
+        self.table[:] = rows.flatten().tolist()
 
 
 class BoundBatch(BoundSimulator):
@@ -187,7 +198,7 @@ class BoundBatch(BoundSimulator):
         """Raise `ValueError` where a value is not for all copies, or changes when nothing can be set."""
         for name in resolved.given:
             binding, fixed = self.bindings[name], resolved.fixed.get(name)
-            if not binding.by_copy and (fixed is None or bool((fixed != fixed[0]).any())):
+            if not _is_by_copy(binding) and (fixed is None or bool((fixed != fixed[0]).any())):
                 raise ValueError(
                     f"{owner}[{name!r}] must be a number for all copies: {binding} serves all of them. {self._advice}"
                 )
@@ -199,11 +210,16 @@ class BoundBatch(BoundSimulator):
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Set the values of parameters that are named, `[num_envs]` each, at once; the others stay at defaults."""
-        self._by_function |= {name for name in named if isinstance(self.bindings[name], Function)}
-        put: dict[str, Value | None] = {}
-        for name, binding in self.bindings.items():
-            if name in named or name in self._by_function:  # a function gets its default as it gets other values
-                put[name] = values[name] if binding.by_copy else float(values[name][0])
-            else:
-                put[name] = None
+        # A function that was ever called gets its default as it gets other values.
+        self._by_function |= self._functions & {*named}
+        put: dict[str, Value | None] = dict.fromkeys(self.bindings)
+        for name in {*named} | self._by_function:
+            put[name] = values[name] if _is_by_copy(self.bindings[name]) else float(values[name][0])
         self.set(put)
+
+
+def _is_by_copy(binding: Any) -> bool:
+    """Whether a simulator of many copies can have another value for each: what has a row for each, and functions."""
+    if isinstance(binding, Scale):
+        return all(map(_is_by_copy, binding.parts))
+    return isinstance(binding, Function) or getattr(binding, "per_copy", False)

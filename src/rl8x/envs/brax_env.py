@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Carry, Observation, Step
-from rl8x.envs.bindings import Binding, Function, Scale, bindings_of, in_parameter
-from rl8x.envs.checks import check_rows
-from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.bindings import Binding, Function, Scale, bindings_of
+from rl8x.envs.bound_parameters import BoundSimulator
 from rl8x.envs.mujoco_model import ModelField, rows_of
-from rl8x.envs.parameters import Parameter
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.names import unknown_name
 from rl8x.plain import frozen
@@ -38,9 +36,8 @@ _WRAPPERS: Final = ("brax.envs.wrappers.training", "mujoco_playground._src.wrapp
 class BraxEnv(SimulatorEnv):
     """Copies of an unwrapped Brax or Playground environment, simulated as one JAX program.
 
-    A copy whose episode ends goes on from a state that `reset` gives for a fresh key.
-
-    Arguments that are not listed here are those of `Env`.
+    A copy whose episode ends goes on from a state that `reset` gives for a fresh key. Arguments that are not listed
+    here are those of `Env`.
 
     Args:
         env: An environment of `brax.envs.get_environment`, or its name there, or of Playground's `registry.load`.
@@ -78,24 +75,22 @@ class BraxEnv(SimulatorEnv):
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
         _check_unwrapped(env)
-        self.episode_metrics = EpisodeMetrics(())
         self.made_from = env, frozen({"parameters": parameters})
-        systems = Systems(bindings_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
-        self.parameters = systems.parameters
-        size = env.observation_size
-        self.single_observation_space = _observation_space(size)
+        systems = Systems(bindings_of(parameters, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
+        self.parameters = systems.bound.parameters
+        self.single_observation_space = _observation_space(env.observation_size)
         self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
         reset, step = jax.vmap(systems.applied(env.reset)), jax.vmap(systems.applied(env.step))
         self._reset, self._advance = _programs(jax, reset, step, num_envs)
         self._simulated: Any = None
-        self._values: tuple[dict[str, Tensor], dict[str, Any]] = {}, {}
+        self._values: dict[str, tuple[Tensor, Any]] = {}
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies by a key drawn from the generator; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._simulated = self._reset(self._arrays_of(parameters), self._key())
-        return self.first_carry({}, parameters), self._tensors_of(self._simulated.obs)
+        return self.first_carry({}, parameters), tree_of(self._simulated.obs, self._tensor_of)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
@@ -106,11 +101,10 @@ class BraxEnv(SimulatorEnv):
         values = self._arrays_of(before), self._arrays_of(fresh)
         given, over = self._array_of(actions.detach().to(torch.float32)), self._array_of(truncated)
         self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
-        rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
-        check_rows("BraxEnv", self.num_envs, rewards=rewards, terminated=terminated)
-        obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
+        rewards, terminated = self._tensor_of(stepped.reward), self._tensor_of(ended).bool()
+        obs, final_obs = tree_of(self._simulated.obs, self._tensor_of), tree_of(stepped.obs, self._tensor_of)
         parameters = self._redrawn(terminated | truncated, before, fresh)
-        return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, {})
+        return self._finish(carry, parameters, {}, obs, rewards, terminated, truncated, final_obs)
 
     def _key(self) -> Any:
         seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)
@@ -122,20 +116,13 @@ class BraxEnv(SimulatorEnv):
 
     def _arrays_of(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return parameters, `[num_envs]` each, for JAX; those that stay as they were are not copied again."""
-        tensors, arrays = self._values
-        new = {
-            name: arrays[name] if value is tensors.get(name) else self._array_of(value)
-            for name, value in parameters.items()
-        }
-        self._values = dict(parameters), new
-        return new
-
-    def _tensors_of(self, arrays: Any) -> Any:
-        """Return JAX arrays, or dicts of them, as tensors on the device; floats as float32."""
-        return tree_of(arrays, self._tensor_of)
+        for name, value in parameters.items():
+            if name not in self._values or self._values[name][0] is not value:
+                self._values[name] = value, self._array_of(value)
+        return {name: self._values[name][1] for name in parameters}
 
     def _tensor_of(self, array: Any) -> Tensor:
-        """Copy an array to a tensor: JAX may use an array's memory again when it is gone on its side."""
+        """Copy an array to a tensor, floats as float32: JAX may use its memory again when it is gone on its side."""
         # Booleans are not part of JAX's DLPack everywhere.
         tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
@@ -256,28 +243,24 @@ class Systems:
     """
 
     def __init__(self, bindings: Mapping[str, Binding], env: Any) -> None:
-        self.owner, self.bindings = getattr(env, "unwrapped", env), dict(bindings)
+        self.owner = getattr(env, "unwrapped", env)
         self.attribute = "sys" if hasattr(self.owner, "sys") else "_mjx_model"
         if bindings and not hasattr(self.owner, self.attribute):
             raise ValueError(f"BraxEnv: {type(self.owner).__name__} has neither `sys` nor `_mjx_model` to set.")
         self.system: Any = getattr(self.owner, self.attribute, None)
         self.model = getattr(self.system, "mj_model", None) or getattr(self.owner, "mj_model", None)
-        self.originals: dict[str, Any] = {}
-        self.parameters: dict[str, Parameter] = {}
-        for name, binding in self.bindings.items():
-            with in_parameter(name, "BraxEnv"):
-                self.originals[name] = self._read(binding)
-                self.parameters[name] = binding.parameter(self.originals[name])
+        fields = {name: _of_system(binding) for name, binding in bindings.items()}
+        self.bound = BoundSimulator(self, fields, "BraxEnv")
 
     def applied(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method of the environment that takes the values of one copy, by name, before its arguments."""
 
         def under(values: Mapping[str, Any], *arguments: Any) -> Any:
-            if not self.bindings:
+            if not self.bound.bindings:
                 return function(*arguments)
             system = self.system
-            for name, binding in self.bindings.items():
-                system = self._replaced(binding, system, self.originals[name], values[name])
+            for name, binding in self.bound.bindings.items():
+                system = self._replaced(binding, system, self.bound.originals[name], values[name])
             setattr(self.owner, self.attribute, system)
             try:
                 return function(*arguments)
@@ -285,11 +268,6 @@ class Systems:
                 setattr(self.owner, self.attribute, self.system)
 
         return under
-
-    def _read(self, binding: Any) -> Any:
-        if isinstance(binding, Scale):
-            return [self._read(part) for part in binding.parts]
-        return binding.read(self.system) if isinstance(binding, Function) else _as_system_field(binding).read(self)
 
     def _replaced(self, binding: Any, system: Any, original: Any, value: Any) -> Any:
         """Return the system with what a binding sets: a value, or where it is None the original."""
@@ -299,20 +277,22 @@ class Systems:
             return system
         if isinstance(binding, Function):
             return binding.function(system, value)
-        field = _as_system_field(binding)
-        elements = original if value is None else value
         import jax
 
-        array = jax.numpy.asarray(field.array(system)).at[field.where(self)].set(elements)
-        return _with_field(system, field.path.split("."), array)
+        elements = original if value is None else value
+        array = jax.numpy.asarray(binding.array(system)).at[binding.where(self)].set(elements)
+        return _with_field(system, binding.path.split("."), array)
 
 
-def _as_system_field(binding: Any) -> SystemField:
+def _of_system(binding: Any) -> Any:
+    """Return a binding with fields of the system in place of those of a model, described as it was."""
+    described: dict[str, Any] = {"description": binding.description or str(binding)}
+    if isinstance(binding, Scale):
+        return dataclasses.replace(binding, of=tuple(map(_of_system, binding.parts)), **described)
     if not isinstance(binding, ModelField):
-        field: SystemField = binding
-        return field
+        return binding
     shared = {each.name: getattr(binding, each.name) for each in dataclasses.fields(Binding)}
-    return SystemField(binding.field, binding.of, binding.index, **shared)
+    return SystemField(binding.field, binding.of, binding.index, **shared | described)
 
 
 def _with_field(owner: Any, names: list[str], array: Any) -> Any:

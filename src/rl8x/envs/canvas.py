@@ -1,7 +1,5 @@
 """Pictures of environments: an author draws one copy on a canvas, and `render` returns a picture of each.
 
-A canvas takes shapes in the units of the physics, and draws them with smooth edges, without a window.
-
 Everything is drawn three times as large as the picture, which then is the mean of 3 x 3 points. Pillow is imported when
 the first picture is drawn.
 """
@@ -23,6 +21,12 @@ from rl8x.envs.team import Team
 Point = tuple[float, float]
 Picture = NDArray[np.uint8]
 """`[height, width, 3]`, red, green and blue."""
+CopyState = Mapping[str, NDArray[Any]]
+"""The state of one copy, each `[...]` on the host."""
+Past = Sequence[CopyState]
+"""States of one copy, the oldest first."""
+CopyParameters = Mapping[str, float]
+"""The values of one copy's parameters, by name."""
 
 SIZE: Final = (480, 320)
 """Width and height of a picture, in pixels."""
@@ -33,10 +37,7 @@ _FINER: Final = 3
 
 
 class Canvas:
-    """A picture in the making.
-
-    Points are in the units of `view`, y upwards; widths and radii too, in those of y.
-    """
+    """A picture in the making: points are in the units of `view`, y upwards; widths and radii in those of y."""
 
     def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
         from PIL import Image, ImageDraw
@@ -116,16 +117,6 @@ def mixed(colour: str, strength: float) -> str:
     return "#" + "".join(f"{round(strength * one + (1 - strength) * two):02x}" for one, two in pairs)
 
 
-CopyState = Mapping[str, NDArray[Any]]
-"""The state of one copy, each `[...]` on the host."""
-
-
-Past = Sequence[CopyState]
-"""States of one copy, the oldest first."""
-CopyParameters = Mapping[str, float]
-"""The values of one copy's parameters, by name."""
-
-
 class DrawsItself:
     """The part of an environment that draws it."""
 
@@ -145,9 +136,6 @@ class DrawsItself:
             parameters: The values of its parameters.
             past: Its states before this one in the same episode, the last ones, the oldest first; empty where they are
                 not known.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no draw()")
 
@@ -155,24 +143,6 @@ class DrawsItself:
     def draws(self) -> bool:
         """Whether it draws itself."""
         return type(self).draw is not DrawsItself.draw
-
-    def picture(
-        self, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
-    ) -> Picture:
-        """Draw a copy on a canvas.
-
-        Args:
-            state: The copy's state, see `draw`.
-            parameters: The values of its parameters.
-            past: Its states before this one in the same episode, the oldest first.
-            size: Width and height in pixels.
-
-        Returns:
-            `[height, width, 3]`, uint8.
-        """
-        canvas = Canvas(*size)
-        self.draw(canvas, state, parameters, past)
-        return canvas.picture()
 
     def render(self) -> Any:
         """Return a picture of each copy as it is now, `[height, width, 3]`, uint8.
@@ -187,7 +157,16 @@ class DrawsItself:
             raise RuntimeError(f"{type(self).__name__}: call reset() before render().")
         states, parameters = on_host(self.carry["state"], self.team), on_host(self.carry["parameters"])
         copies = len(self.carry["elapsed"]) // (1 if self.team is None else len(self.team.names))
-        return tuple(self.picture(copy_of(states, i), numbers_of(parameters, i)) for i in range(copies))
+        return tuple(picture_of(self, copy_of(states, i), numbers_of(parameters, i)) for i in range(copies))
+
+
+def picture_of(
+    env: DrawsItself, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
+) -> Picture:
+    """Have a copy of an environment drawn on a canvas of `size`, width and height in pixels; see `DrawsItself.draw`."""
+    canvas = Canvas(*size)
+    env.draw(canvas, state, parameters, past)
+    return canvas.picture()
 
 
 def on_host(tensors: Mapping[str, Any], team: Team | None = None) -> dict[str, NDArray[Any]]:

@@ -1,12 +1,4 @@
-"""CartPole: balance a pole on a cart that is pushed left or right.
-
-`CartPole` is Gymnasium's CartPole-v1. `CartPoleInfinite` is the form that never ends, with an observation that is
-smooth in the angle, a third action that does nothing, and a reward for being close to the upright rest position.
-
-Source: Barto, Sutton and Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control
-problems"; the equations are those of gymnasium/envs/classic_control/cartpole.py (Gymnasium 1.4), after Florian 2007,
-"Correct equations for the dynamics of the cart-pole system".
-"""
+"""CartPole: balance a pole on a cart that is pushed left or right."""
 
 from __future__ import annotations
 
@@ -103,8 +95,8 @@ class CartPole(_OnCart):
     Actions, `[num_envs]` int64: 0 pushes left, 1 pushes right. Observations, `[num_envs, 4]`: x (m), x_dot (m/s), theta
     (rad, 0 is upright), theta_dot (rad/s).
 
-    Source: Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077; the equations are those of Gymnasium's
-    CartPole-v1.
+    Source: Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077; the equations are those of Gymnasium 1.4's
+    CartPole-v1, after Florian 2007, "Correct equations for the dynamics of the cart-pole system".
     """
 
     single_observation_space = spaces.Box(

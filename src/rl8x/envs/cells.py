@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl8x import randomization
 from rl8x.envs.base import Env
-from rl8x.envs.parameters import EnvConfig, Parameter, parsed, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, parsed, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
 
@@ -42,36 +42,32 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None = None, seed: int 
         )
     values = {name: _values(f"{called}[{name!r}]", value) for name, value in test.items()}
     drawn = [name for name, value in values.items() if isinstance(value, ParameterDistribution)]
-    lists = [name for name, value in values.items() if not isinstance(value, ParameterDistribution) and len(value) > 1]
     if not drawn:
         if num_cells is not None:
             raise ValueError("`test_cells` is of a test that samples: without it, listed values are crossed.")
-        sizes = [len(value) for value in values.values() if not isinstance(value, ParameterDistribution)]
-        if math.prod(sizes) > MAX_CELLS:
-            raise ValueError(f"`{called}` has {math.prod(sizes):,} cells; at most {MAX_CELLS:,}. Take fewer values.")
+        size = math.prod(len(value) for value in values.values())
+        if size > MAX_CELLS:
+            raise ValueError(f"`{called}` has {size:,} cells; at most {MAX_CELLS:,}. Take fewer values.")
         crossed = np.meshgrid(*values.values(), indexing="ij")
         return {name: each.reshape(-1).astype(np.float64) for name, each in zip(values, crossed, strict=True)}
-    if lists:
-        raise ValueError(
-            f"`{called}` lists values of {lists[0]!r} and draws {drawn[0]!r}: list them all, which crosses them, or "
-            "draw them all."
-        )
+    for name, value in values.items():
+        if name not in drawn and len(value) > 1:
+            raise ValueError(
+                f"`{called}` lists values of {name!r} and draws {drawn[0]!r}: list them all, which crosses them, or "
+                "draw them all."
+            )
     if num_cells is None:
-        raise ValueError(
-            f"`{called}` draws {drawn[0]!r}: "
-            + ("say by `test_cells` how many cells to draw." if called == "test" else "list its values.")
-        )
+        how = "say by `test_cells` how many cells to draw." if called == "test" else "list its values."
+        raise ValueError(f"`{called}` draws {drawn[0]!r}: {how}")
     if not 1 <= num_cells <= MAX_CELLS:
         raise ValueError(f"`test_cells` must be from 1 to {MAX_CELLS:,}; got {num_cells!r}.")
     generator = torch.Generator().manual_seed(seed)
-    cells: Cells = {}
-    for name, value in values.items():
-        if isinstance(value, ParameterDistribution):
-            noise = torch.rand(num_cells, generator=generator)
-            cells[name] = value.draw(noise).double().numpy()
-        else:
-            cells[name] = np.full(num_cells, value[0])
-    return cells
+    return {
+        name: value.draw(torch.rand(num_cells, generator=generator)).double().numpy()
+        if name in drawn
+        else np.full(num_cells, value[0])
+        for name, value in values.items()
+    }
 
 
 def _values(owner: str, value: Any) -> Any:
@@ -98,9 +94,8 @@ def _values(owner: str, value: Any) -> Any:
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise ValueError(f"{owner} must have finite numbers; got {number!r}.")
-    if len(set(numbers)) < len(numbers):
-        twice = next(number for number in numbers if numbers.count(number) > 1)
-        raise ValueError(f"{owner} has {twice!r} twice.")
+        if numbers.count(number) > 1:
+            raise ValueError(f"{owner} has {number!r} twice.")
     return np.asarray(numbers, dtype=np.float64)
 
 
@@ -141,9 +136,8 @@ def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str 
             f"`episodes` is {episodes}, which are played at once, and {name} has at most {env.max_num_envs} copies: "
             "give as many, or fewer."
         )
-    values = {name: each.tolist() for name, each in cells.items()}
-    owner, size = f"{type(env).__name__}: {called}", num_cells(cells)
-    resolve_config(values, env.parameters, owner=owner, num_envs=size, device=torch.device("cpu"), copies="cells")
+    values, owner = {name: each.tolist() for name, each in cells.items()}, f"{type(env).__name__}: {called}"
+    _resolved(values, env.parameters, num_cells(cells), owner=owner, copies="cells")
 
 
 def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
@@ -154,24 +148,18 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
     Values for each copy, and those of `Grid`, are drawn together: copy i of the `num_envs` has the i-th of each.
     """
     resolved = _resolved(config, parameters, num_envs)
-    count = num_cells(cells)
+    wanted = {name: cells.get(name, np.full(num_cells(cells), each.default)) for name, each in parameters.items()}
     rows = [values.double().numpy() for values in resolved.fixed.values()]
-    wanted = [_of_cells(cells, name, parameters) for name in resolved.fixed]
+    is_inside = np.zeros(num_cells(cells), dtype=bool)
     # Copies that are the same need to be compared once.
-    distinct = np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0))
-    is_inside = np.zeros(count, dtype=bool)
-    for row in distinct:
-        same = np.ones(count, dtype=bool)
-        for value, values in zip(row, wanted, strict=True):
-            same &= _is_equal(values, value)
-        is_inside |= same
+    for row in np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0)):
+        same = [_is_equal(wanted[name], value) for name, value in zip(resolved.fixed, row, strict=True)]
+        is_inside |= np.all(same, axis=0)
     for name, distribution in resolved.drawn.items():
-        values = _of_cells(cells, name, parameters)
         if isinstance(distribution, Choice):
-            is_inside &= np.any([_is_equal(values, value) for value in _choices(distribution)], axis=0)
+            is_inside &= np.any([_is_equal(wanted[name], value) for value in _choices(distribution)], axis=0)
         else:
-            low, high = distribution.support
-            is_inside &= ((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)
+            is_inside &= _is_between(wanted[name], *distribution.support)
     return is_inside
 
 
@@ -194,7 +182,7 @@ def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> 
     """Say why no cell lies in a training's support: the parameter whose trained values none has, if it is one."""
     for name, values in cells.items():
         low, high = trained[name]
-        if not np.any(((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)):
+        if not np.any(_is_between(values, low, high)):
             between = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
             return f"no test cell is inside of what it is trained on: none has {name} {between}"
     return (
@@ -203,8 +191,15 @@ def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> 
     )
 
 
-def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:
-    return resolve_config(parsed(config), parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
+def _resolved(
+    config: EnvConfig,
+    parameters: Mapping[str, Parameter],
+    num_envs: int,
+    owner: str = "env_config",
+    copies: str = "num_envs",
+) -> ResolvedConfig:
+    options: Any = {"owner": owner, "num_envs": num_envs, "device": torch.device("cpu"), "copies": copies}
+    return resolve_config(parsed(config), parameters, **options)
 
 
 def _choices(distribution: Choice) -> list[float]:
@@ -213,9 +208,9 @@ def _choices(distribution: Choice) -> list[float]:
     return [value for value, weight in zip(distribution.values, weights, strict=True) if weight > 0]
 
 
-def _of_cells(cells: Cells, name: str, parameters: Mapping[str, Parameter]) -> NDArray[np.float64]:
-    return cells.get(name, np.full(num_cells(cells), parameters[name].default))
-
-
 def _is_equal(values: NDArray[np.float64], value: float) -> NDArray[np.bool_]:
     return np.isclose(values, value, rtol=_EQUAL, atol=_EQUAL * 1e-3)
+
+
+def _is_between(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
+    return ((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)

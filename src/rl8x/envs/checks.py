@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, TypeGuard
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -21,9 +21,6 @@ from torch import Tensor
 from rl8x.envs.parameters import Parameter
 from rl8x.spaces import check_elements, describe_space, named_parts
 from rl8x.trees import flatten_tree
-
-_RESET: Final = "(observation, info)"
-_STEP: Final = "(observation, reward, terminated, truncated, info)"
 
 
 def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
@@ -64,19 +61,17 @@ def refuse_observing(observe_parameters: Any, owner: str) -> None:
 
 def check_declared(env: Any) -> None:
     """Raise `TypeError` where an environment declares no space of observations or actions, or wrong parameters."""
+    owner, declared = type(env).__name__, env.parameters
     for name in ("single_observation_space", "single_action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, gymnasium.Space):
-            raise TypeError(
-                f"{type(env).__name__}: declare `{name}`, the gymnasium.spaces.Space of one copy; got {space!r}."
-            )
-    declared, is_one = env.parameters, isinstance(env.parameters, Mapping)
-    items = declared.items() if is_one else ()
+            raise TypeError(f"{owner}: declare `{name}`, the gymnasium.spaces.Space of one copy; got {space!r}.")
+    items = declared.items() if isinstance(declared, Mapping) else [("", declared)]
     wrong = {name: each for name, each in items if not (isinstance(name, str) and isinstance(each, Parameter))}
-    if wrong or not is_one:
+    if wrong:
         raise TypeError(
-            f"{type(env).__name__}: declare `parameters` as {{name: rl8x.Parameter(default=1.0, low=0.5, high=2.0, "
-            f"unit='m', description='...')}}; got {wrong or declared!r:.200}."
+            f"{owner}: declare `parameters` as {{name: rl8x.Parameter(default=1.0, low=0.5, high=2.0, unit='m', "
+            f"description='...')}}; got {wrong if isinstance(declared, Mapping) else declared!r:.200}."
         )
 
 
@@ -105,9 +100,8 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
 
 def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> None:
     """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes."""
-    before, now = (
-        {path: list(part.shape) for path, part in flatten_tree("state", state).items()} for state in (saved, made)
-    )
+    flat = (flatten_tree("state", state) for state in (saved, made))
+    before, now = ({path: list(part.shape) for path, part in parts.items()} for parts in flat)
     if before != now:
         raise ValueError(
             f"{name}: the class was changed since: the saved state is {before}, what `initial_state` makes {now}. "
@@ -137,24 +131,28 @@ def check_takes_seeds(env: Any) -> None:
 def check_reset(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
     """Raise TypeError or ValueError unless a reset's result, of `num_envs` copies or one, is of Gymnasium's form."""
     owner = f"{type(env).__name__}.reset"
-    obs, _ = _values(owner, result, _RESET)
-    _check_obs(owner, "the observation", obs, space, () if num_envs is None else (num_envs,))
+    obs, _ = _values(owner, result, "(observation, info)")
+    _check_obs(owner, "the observation", obs, space, num_envs)
 
 
 def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
     """Raise TypeError or ValueError unless a step's result has the form of Gymnasium's API; see `check_reset`."""
     owner = f"{type(env).__name__}.step"
-    obs, *numbers, _ = _values(owner, result, _STEP)
-    for name, value in zip(("reward", "terminated", "truncated"), numbers, strict=True):
-        name = name + "s" * (num_envs is not None and name == "reward")
-        _check_numbers(owner, name, value, () if num_envs is None else (num_envs,))
-    _check_obs(owner, "the observation", obs, space, () if num_envs is None else (num_envs,))
+    form = "(observation, reward, terminated, truncated, info)"
+    obs, reward, terminated, truncated, _ = _values(owner, result, form)
+    rewards = {"reward" if num_envs is None else "rewards": reward}
+    check_rows(owner, num_envs, **rewards, terminated=terminated, truncated=truncated)
+    _check_obs(owner, "the observation", obs, space, num_envs)
 
 
-def check_rows(owner: str, num_envs: int, **numbers: Any) -> None:
-    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`; `owner` is what gave them."""
+def check_rows(owner: str, num_envs: int | None, **numbers: Any) -> None:
+    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`, or `[]` of one copy."""
+    shape = () if num_envs is None else (num_envs,)
     for name, value in numbers.items():
-        _check_numbers(owner, name, value, (num_envs,))
+        array = value if isinstance(value, Tensor) else np.asarray(value)
+        if tuple(array.shape) != shape or (not isinstance(array, Tensor) and array.dtype.kind not in "biuf"):
+            need = f"shaped {list(shape)}, one number for each copy" if shape else "one number, of the shape []"
+            raise ValueError(f"{owner}: `{name}` must be {need}; got {_described(value)}.")
 
 
 def _values(owner: str, result: Any, form: str) -> Any:
@@ -167,14 +165,7 @@ def _values(owner: str, result: Any, form: str) -> Any:
     return result
 
 
-def _check_numbers(owner: str, name: str, value: Any, shape: tuple[int, ...]) -> None:
-    array = value if isinstance(value, Tensor) else np.asarray(value)
-    if tuple(array.shape) != shape or (not isinstance(array, Tensor) and array.dtype.kind not in "biuf"):
-        need = f"shaped {list(shape)}, one number for each copy" if shape else "one number, of the shape []"
-        raise ValueError(f"{owner}: `{name}` must be {need}; got {_described(value)}.")
-
-
-def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], batch: tuple[int, ...]) -> None:
+def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_envs: int | None) -> None:
     """Raise unless an observation, or a batch of them, has the parts, shapes and kinds of numbers that a space says."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         given = obs if isinstance(obs, Mapping) and isinstance(space, spaces.Dict) else {}
@@ -184,16 +175,14 @@ def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], batch:
             if key not in given:
                 got = f"{', '.join(map(str, given))}" if given else _described(obs)
                 raise ValueError(f"{owner}: {name} must have the parts of {describe_space(space)}; got {got}.")
-            _check_obs(owner, f"{name}[{key!r}]", given[key], part, batch)
+            _check_obs(owner, f"{name}[{key!r}]", given[key], part, num_envs)
         return
     array = obs if isinstance(obs, Tensor) else np.asarray(obs)
-    fits = tuple(array.shape) == (*batch, *(space.shape or ()))
+    fits = tuple(array.shape) == (*(() if num_envs is None else (num_envs,)), *(space.shape or ()))
     if fits and not isinstance(array, Tensor):
         fits = np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind")
     if not fits:
-        need = (
-            f"elements of {describe_space(space)}" if not batch else f"{batch[0]} elements of {describe_space(space)}"
-        )
+        need = f"{'' if num_envs is None else f'{num_envs} '}elements of {describe_space(space)}"
         raise ValueError(f"{owner}: {name} must be {need}, as the space says; got {_described(obs)}.")
 
 

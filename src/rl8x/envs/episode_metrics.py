@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ _WIDEST: Final = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
 
 Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
 """For each metric its value over the episode so far and how often it was reported, each `[num_envs]`."""
+Reported: TypeAlias = tuple[Tensor, Tensor, bool]
+"""Values float32 `[num_envs]`, the copies that have one, and whether what steps the copies said it, not they."""
 
 
 class EpisodeMetrics:
@@ -55,17 +58,25 @@ class EpisodeMetrics:
         """Return the accumulators, empty at first, with what the `info` of a step reported.
 
         Where a copy was reset in this very step, `final`, its values are those in `final_info`, where that has them;
-        None where no reset changes `info`. Rows that are no step of an episode do not count. Masks are `[num_envs]`.
+        None where no reset changes `info`. Only rows that are steps of an episode count. Masks are `[num_envs]`.
         """
         updated = dict(accumulators)
+        last_info = None if final is None else info.get("final_info")
         for name, reduction in self.reductions.items():
-            reported = self._reported(info, name, final, counts)
-            if reported is None:
+            now = _lookup(info, name, counts)
+            if final is not None and isinstance(last_info, Mapping):
+                last = _lookup(info, f"final_info/{name}", counts)
+                if last is not None:
+                    value, mask, _ = now or (last[0], torch.zeros_like(counts), False)
+                    now = torch.where(final, last[0], value), torch.where(final, last[1], mask), False
+                elif now is not None and not now[2]:
+                    now = now[0], now[1] & ~final, False  # what these copies said of the episode that begins
+            if now is None:
                 continue
-            value, mask = reported
-            if name not in updated:
-                updated[name] = {"value": torch.full_like(value, torch.nan), "count": torch.zeros_like(value)}
-            updated[name] = _reduced(reduction, updated[name], value, mask)
+            value, mask = now[0], now[1] & counts
+            before = updated.get(name) or {"value": torch.full_like(value, torch.nan), "count": torch.zeros_like(value)}
+            reduced = _reduced(reduction, before["value"], value)
+            updated[name] = {"value": torch.where(mask, reduced, before["value"]), "count": before["count"] + mask}
         return updated
 
     def values(self, accumulators: Accumulators) -> dict[str, Tensor]:
@@ -83,10 +94,8 @@ class EpisodeMetrics:
         missing = [name for name in self.names if name not in accumulators]
         if not missing:
             return
-        last = info.get("final_info")
-        reported = sorted(
-            {*_reported_names(info, done), *_reported_names(last if isinstance(last, Mapping) else {}, done)}
-        )
+        reports = [info, info["final_info"]] if isinstance(info.get("final_info"), Mapping) else [info]
+        reported = sorted({name for report in reports for name in _reported_names(report, done)})
         hint = did_you_mean(missing[0], reported) if reported else ""
         warnings.warn(
             f"`metrics` names {', '.join(map(repr, missing))}, which the environment had not reported when its first "
@@ -102,20 +111,6 @@ class EpisodeMetrics:
             for name, parts in accumulators.items()
         }
 
-    def _reported(
-        self, info: Mapping[str, Any], name: str, final: Tensor | None, counts: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return a metric's values and for which copies they are reported, None where it is not in `info`."""
-        now = _lookup(info, name, counts)
-        if final is not None and isinstance(info.get("final_info"), Mapping):
-            last = _lookup(info, f"final_info/{name}", counts)
-            if last is not None:
-                value, mask, _ = now or (last.value, torch.zeros_like(counts), False)
-                now = _Reported(torch.where(final, last.value, value), torch.where(final, last.mask, mask), False)
-            elif now is not None and not now.by_vector:
-                now = now._replace(mask=now.mask & ~final)  # what these copies said of the episode that begins
-        return None if now is None else (now.value, now.mask & counts)
-
 
 def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
     """Yield the names of what has a number for each copy, those in nested dicts with slashes."""
@@ -126,55 +121,37 @@ def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
             yield name
 
 
-def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    before = parts["value"]
-    first = before.isnan()
-    if reduction in ("sum", "mean"):
-        value = torch.where(first, value, before + value)
-    elif reduction in ("max", "min"):
-        wider = torch.maximum(before, value) if reduction == "max" else torch.minimum(before, value)
-        value = torch.where(first, value, wider)
-    return {"value": torch.where(mask, value, before), "count": parts["count"] + mask}
+def _reduced(reduction: str, before: Tensor, value: Tensor) -> Tensor:
+    """Reduce an episode's value so far and the next one, `[num_envs]` each, to one; a mean is divided later."""
+    if reduction == "last":
+        return value
+    combine = {"max": torch.maximum, "min": torch.minimum}.get(reduction, torch.add)
+    return torch.where(before.isnan(), value, combine(before, value))
 
 
-class _Reported(NamedTuple):
-    """What a report says of one metric.
-
-    Attributes:
-        value: Of each copy, float32 `[num_envs]`.
-        mask: Copies that have it, `[num_envs]`, bool.
-        by_vector: Whether what steps the copies said it of their step, not the copies themselves.
-    """
-
-    value: Tensor
-    mask: Tensor
-    by_vector: bool
-
-
-def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> _Reported | None:
+def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> Reported | None:
     """Return what is reported of a metric; a single number is one for all copies.
 
     A mask, with `_` before the name, may stand at each level. Gymnasium puts one beside what copies say at every level;
     a wrapper around the vector, such as `RecordEpisodeStatistics`, only beside its dict.
     """
-    last, by_vector = name, False
-    outer: Tensor | None = None
+    last, outer = name, []
     while last not in info:  # a key may have slashes itself
         head, _, last = last.partition("/")
         child = info.get(head)
         if not last or not isinstance(child, Mapping):
             return None
-        mask = _mask(info, head, like)
-        by_vector, info = by_vector or mask is not None, child
-        outer = mask if outer is None else outer if mask is None else outer & mask
-    value, mask = _tensor(info[last], like), _mask(info, last, like)
+        outer.append(_mask(info, head, like))
+        info = child
+    value, own = _tensor(info[last], like), _mask(info, last, like)
     if value is None:
         return None
-    by_vector = by_vector and mask is None
-    is_reported = ~value.isnan()
-    for each in (outer, mask):
-        is_reported = is_reported if each is None else is_reported & each
-    return _Reported(value.to(torch.float32), is_reported, by_vector)
+    masks = [mask for mask in (*outer, own) if mask is not None]
+    return (
+        value.to(torch.float32),
+        functools.reduce(torch.logical_and, masks, ~value.isnan()),
+        own is None and bool(masks),
+    )
 
 
 def _mask(info: Mapping[str, Any], key: str, like: Tensor) -> Tensor | None:

@@ -1,13 +1,10 @@
 """Any Gymnasium environment as an rl8x environment: ids, factories and vector environments.
 
-    GymnasiumEnv("LunarLander-v3", num_envs=16)                        # one process, copies in turn
-    GymnasiumEnv("LunarLander-v3", num_envs=16, vectorization="async") # one process a copy
-    GymnasiumEnv(lambda: MyWrapper(gymnasium.make("Ant-v5")), num_envs=16)
-    GymnasiumEnv(my_vector_env)                                        # any gymnasium.vector.VectorEnv, in its own mode
-    GymnasiumEnv("Ant-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})    # for `env_config`
-
-Such an environment has a state of its own, so that nothing of it is compiled or captured, and no snapshot of it can be
-taken: after `load_state_dict` it starts new episodes.
+GymnasiumEnv("LunarLander-v3", num_envs=16)                        # one process, copies in turn
+GymnasiumEnv("LunarLander-v3", num_envs=16, vectorization="async") # one process a copy
+GymnasiumEnv(lambda: MyWrapper(gymnasium.make("Ant-v5")), num_envs=16)
+GymnasiumEnv(my_vector_env)                                        # any gymnasium.vector.VectorEnv, in its own mode
+GymnasiumEnv("Ant-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})    # for `env_config`
 """
 
 from __future__ import annotations
@@ -27,24 +24,22 @@ from rl8x.envs.base import Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
 from rl8x.envs.checks import check_reset, check_step, check_time_limit, is_vectorised, refuse_observing
-from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,
     autoreset_mode_of,
+    copies_of,
     own_kwargs,
     own_results,
-    single_copies,
     spec_of,
     time_limit_of,
     vectorised,
 )
 from rl8x.plain import frozen
 from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
-from rl8x.trees import first_tensor, tree_map, without_ends
+from rl8x.trees import first_tensor, flatten_tree, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
 """Where Gymnasium's `TimeLimit` counts."""
@@ -100,16 +95,14 @@ class GymnasiumEnv(SimulatorEnv):
         if not isinstance(time_limit, EllipsisType):
             check_time_limit(time_limit, "GymnasiumEnv")
         refuse_observing(kwargs.pop("observe_parameters", "none"), "GymnasiumEnv")
-        self._bindings = bindings_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
-        self.episode_metrics = EpisodeMetrics(metrics)
-        self.metric_names = self.episode_metrics.names
-        if not is_vectorised(env):
-            options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
-            self.made_from = env, frozen({**options, "parameters": parameters, **kwargs})
+        self._bindings = bindings_of(parameters, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
+        options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "parameters": parameters}
+        self._make_from(env, metrics, options | kwargs)
+        if is_vectorised(env):
+            self.made_from = None
         self._kwargs = frozen(kwargs)
-        copies = (
-            BoundCopies(self._bindings, num_envs or 0, processes=vectorization == "async") if self._bindings else None
-        )
+        processes = vectorization == "async"
+        copies = BoundCopies(self._bindings, num_envs or 0, processes=processes) if self._bindings else None
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self.made_from else type(env).__name__
         self._source = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -141,14 +134,10 @@ class GymnasiumEnv(SimulatorEnv):
         """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
         spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        params: dict[str, Any] = {
-            "id": source,
-            "vectorization": self._vectorization,
-            "kwargs": own_kwargs(spec) | self._kwargs,
-        }
-        if self._bindings:
-            params["parameters"] = {name: str(binding) for name, binding in self._bindings.items()}
-        return params
+        kwargs = own_kwargs(spec) | self._kwargs
+        params = {"id": source, "vectorization": self._vectorization, "kwargs": kwargs}
+        bound = {name: str(binding) for name, binding in self._bindings.items()}
+        return params | ({"parameters": bound} if bound else {})
 
     def _bind(self, copies: BoundCopies | None) -> BoundCopies | BoundBatch | None:
         """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
@@ -168,17 +157,6 @@ class GymnasiumEnv(SimulatorEnv):
         advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
         return BoundBatch(self._bindings, inner, resets_itself=resets_itself, advice=advice)
-
-    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse what the simulator cannot be set to."""
-        super().check_config(resolved, owner)
-        if isinstance(self._bound, BoundBatch):
-            self._bound.check(resolved, owner)
-
-    def _put(self, parameters: Mapping[str, Tensor]) -> None:
-        """Have the episodes that start next under these values, `[num_envs]` each."""
-        if self._bound is not None:
-            self._bound.put(parameters, self.parameter_state.in_force.given)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
@@ -257,23 +235,12 @@ class GymnasiumEnv(SimulatorEnv):
             return obs, obs
         if not isinstance(final, np.ndarray) or final.dtype != object:
             return obs, where_rows(done, self._observation(final), obs)
-        dense = tree_map(Tensor.clone, obs)
+        final_obs = tree_map(Tensor.clone, obs)
+        parts = flatten_tree("obs", final_obs)
         for row in done.nonzero().squeeze(1).tolist():
-            _write_row(dense, row, self._observation(final[row]))
-        return obs, dense
-
-    def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Take one step as Gymnasium's API has it, with actions and results as in `Env.step`, `[num_envs, ...]`.
-
-        Masked autoreset steps are not marked truncated here; `info["valid"]` is False for them.
-        """
-        obs, rewards, terminated, truncated, info = super().step(actions)
-        if "valid" in info:
-            truncated = truncated & info["valid"]
-            done = terminated | truncated
-            info |= {"_final_obs": done, "_final_info": done, "_episode": done}
-            info["episode"] |= {"_r": done, "_l": done}
-        return obs, rewards, terminated, truncated, info
+            for name, value in flatten_tree("obs", self._observation(final[row])).items():
+                parts[name][row] = value
+        return obs, final_obs
 
     @property
     def takes_elapsed(self) -> bool:
@@ -288,10 +255,9 @@ class GymnasiumEnv(SimulatorEnv):
         inner.set_attr(_ELAPSED, elapsed.tolist())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make the copies again, as in `SimulatorEnv.another`; a subclass with a constructor of its own is copied.
+        """Make the copies again; None of a vector environment that was given, or a simulator that cannot be had twice.
 
-        None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
-        had twice.
+        A subclass with a constructor of its own is copied.
         """
         if self.made_from is None:
             return None
@@ -302,8 +268,8 @@ class GymnasiumEnv(SimulatorEnv):
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time cannot make a second one to play in.
-        shared = single_copies(self.vector_env) & single_copies(twin.vector_env)
-        return None if shared else twin
+        own, others = ({id(copy.unwrapped) for copy in copies_of(each.vector_env)} for each in (self, twin))
+        return None if own & others else twin
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the copies and their processes."""
@@ -313,22 +279,20 @@ class GymnasiumEnv(SimulatorEnv):
         """Render the copies, where they were made with a `render_mode`."""
         return self.vector_env.render()
 
-    def _tensor(self, value: Any, dtype: type[np.float32 | np.bool_] | None = None) -> Tensor:
-        """Copy an array or a tensor to the device, as `dtype` if given: simulators reuse their memory."""
+    def _tensor(self, value: Any, dtype: Any = None) -> Tensor:
+        """Copy an array or a tensor to the device, float64 as float32 unless `dtype` says: simulators reuse memory."""
         if isinstance(value, Tensor):
-            return value.to(self.device, value.dtype if dtype is None else _DTYPES[dtype], copy=True)
+            own = torch.float32 if value.dtype == torch.float64 else value.dtype
+            return value.to(self.device, own if dtype is None else _DTYPES[dtype], copy=True)
+        if dtype is None:
+            value = np.asarray(value)
+            native = value.dtype.newbyteorder("=")
+            dtype = np.float32 if native == np.float64 else native
         return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     def _observation(self, raw: Any) -> Observation:
-        """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
-        return tree_of(raw, self._observed, self.single_observation_space)  # type: ignore[no-any-return]
-
-    def _observed(self, part: Any) -> Tensor:
-        if isinstance(part, Tensor):
-            return self._tensor(part, np.float32 if part.dtype == torch.float64 else None)
-        part = np.asarray(part)
-        native = part.dtype.newbyteorder("=")
-        return torch.from_numpy(np.array(part, np.float32 if native == np.float64 else native)).to(self.device)
+        """Copy an observation to the device, a tuple as a dict with the keys "0", "1", ..."""
+        return tree_of(raw, self._tensor, self.single_observation_space)  # type: ignore[no-any-return]
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Copy actions, which simulators may write into: to arrays of their type, or tensors where they give such."""
@@ -367,12 +331,3 @@ def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
         return spaces.Box(low, np.maximum(low, high), space.shape, np.float32)
     return rounded
-
-
-def _write_row(dense: Any, row: int, value: Any) -> None:
-    """Write one copy's observation into its row."""
-    if isinstance(dense, dict):
-        for key, target in dense.items():
-            _write_row(target, row, value[key])
-    else:
-        dense[row] = value

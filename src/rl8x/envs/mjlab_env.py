@@ -15,25 +15,21 @@ import importlib.metadata
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, Final
 
 import gymnasium.spaces as spaces
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x.envs.base import Carry, Observation, Step
 from rl8x.envs.bindings import Binding, Scale, bindings_of, in_parameter
-from rl8x.envs.checks import check_rows
-from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.bound_parameters import BoundSimulator
 from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.parameters import Parameter
-from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.simulator import SimulatorEnv, as_gymnasium
 from rl8x.execution.execution import kept_generators
 from rl8x.names import unknown_name
-from rl8x.plain import frozen
 from rl8x.spaces import tree_of, where_rows
 
 _OLDEST: Final = (1, 6)
@@ -58,7 +54,6 @@ class MjlabEnv(SimulatorEnv):
 
     The observation has the groups `actor` and `critic` where the task has both; `model_config={"critic_obs":
     ["critic"]}` keeps the latter from the policy. Of mjlab's random numbers those of torch are this environment's own.
-
     Arguments that are not listed here are those of `Env`.
 
     Args:
@@ -94,27 +89,25 @@ class MjlabEnv(SimulatorEnv):
         _check_version()
         from mjlab.envs import ManagerBasedRlEnv
 
-        self.made_from = task, frozen({"metrics": metrics, "groups": groups, "parameters": parameters})
+        self._make_from(task, metrics, {"groups": groups, "parameters": parameters})
         config = _config_of(task)
         config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
         step_s = config.sim.mujoco.timestep * config.decimation
         if not isinstance(time_limit, EllipsisType):
             # Half a step less, against rounding: mjlab takes the next whole number.
             config.episode_length_s = _NEVER_S if time_limit is None else (time_limit - 0.5) * step_s
-        self._events = Events(bindings_of(parameters or {}, (Event, ModelField, Scale), "MjlabEnv"), config)
+        self._events = Events(bindings_of(parameters, (Event, ModelField, Scale), "MjlabEnv"), config)
         self._random_state: Tensor | None = None
-        self.episode_metrics = EpisodeMetrics(metrics)
-        self.metric_names = self.episode_metrics.names
         with self._own_random(device):
             self.simulator = ManagerBasedRlEnv(config, device=str(device))
-        self.parameters = self._events.parameters(self.simulator.sim)
+        self.parameters = BoundSimulator(self.simulator.sim, self._events.bindings, "MjlabEnv").parameters
         offered = self.simulator.single_observation_space.spaces
         self._groups = [name for name in groups if name in offered]
         if not self._groups:
             raise ValueError(f"MjlabEnv: the task has no group {' or '.join(groups)}; there are {', '.join(offered)}.")
-        seen = spaces.Dict({name: _gymnasium_space(offered[name]) for name in self._groups})
+        seen = spaces.Dict({name: as_gymnasium(offered[name]) for name in self._groups})
         self.single_observation_space = seen if len(self._groups) > 1 else seen[self._groups[0]]
-        self.single_action_space = _gymnasium_space(self.simulator.single_action_space)
+        self.single_action_space = as_gymnasium(self.simulator.single_action_space)
         steps = math.ceil(config.episode_length_s / step_s)
         limit = steps if config.episode_length_s < _NEVER_S else None
         super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
@@ -130,8 +123,7 @@ class MjlabEnv(SimulatorEnv):
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
         with self._own_random(self.device):
-            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach().clone())
-        check_rows("MjlabEnv", self.num_envs, rewards=raw_rewards, terminated=ended, truncated=timed_out)
+            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
         final_obs = obs = self._observation(raw_obs)
         rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
         if self.simulator.cfg.is_finite_horizon:  # the task says that nothing comes after its end
@@ -143,7 +135,7 @@ class MjlabEnv(SimulatorEnv):
             # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
         info = {**extras, "log": log}
-        return self._finish(carry, obs, rewards, terminated, truncated, final_obs, parameters, info)
+        return self._finish(carry, parameters, info, obs, rewards, terminated, truncated, final_obs)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
@@ -158,7 +150,7 @@ class MjlabEnv(SimulatorEnv):
         self, copies: Tensor, parameters: Mapping[str, Tensor], seed: int | None
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset some copies under parameters `[num_envs]` each; return all observations and what they logged."""
-        self._events.begin(copies, parameters)
+        self._events.values = {name: parameters[name][copies] for name in self._events.bindings}
         with self._own_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
         return self._observation(obs), dict(extras["log"])
@@ -224,14 +216,6 @@ def _config_of(task: Any) -> Any:
     return load_env_cfg(task)
 
 
-def _gymnasium_space(space: Any) -> Any:
-    """Return one of mjlab's spaces as Gymnasium's, floats as float32."""
-    if hasattr(space, "spaces"):
-        return spaces.Dict({name: _gymnasium_space(part) for name, part in space.spaces.items()})
-    low, high = (np.broadcast_to(np.asarray(bound, space.dtype), space.shape) for bound in (space.low, space.high))
-    return spaces.Box(low, high, space.shape, np.dtype(space.dtype).type)
-
-
 # -- parameters: events of the task that draw nothing, but set the values that `env_config` gives
 
 
@@ -260,22 +244,10 @@ class Events:
     def __init__(self, bindings: Mapping[str, Binding], config: Any) -> None:
         self.bindings: dict[str, Binding] = {}
         self.values: dict[str, Tensor] = {}
-        """Of the episodes that begin, one for each copy in `begin`, by the parameters' names."""
+        """Of the episodes that begin, one for each copy that is reset next, by the parameters' names."""
         for name, binding in bindings.items():
             with in_parameter(name, "MjlabEnv"):
                 self.bindings[name] = self._joined(name, binding, config)
-
-    def parameters(self, simulation: Any) -> dict[str, Parameter]:
-        """Return defaults, read from the compiled model, and bounds."""
-        declared = {}
-        for name, binding in self.bindings.items():
-            with in_parameter(name, "MjlabEnv"):
-                declared[name] = binding.parameter(binding.read(simulation))
-        return declared
-
-    def begin(self, copies: Tensor, parameters: Mapping[str, Tensor]) -> None:
-        """Say which copies are reset next, `[count]`, and with which values, `[num_envs]` each."""
-        self.values = {name: parameters[name][copies] for name in self.bindings}
 
     def _joined(self, name: str, binding: Any, config: Any) -> Binding:
         """Give the value to an event of the task, or add one; return the binding with its default."""
@@ -284,15 +256,12 @@ class Events:
                 raise ValueError(
                     f"is an event that the task has not: {unknown_name('event', binding.name, config.events)}"
                 )
-            term = config.events[binding.name]
-            operation = self._take_over(name, term, binding.name)
-            if binding.default is None and operation not in _NEUTRAL:
+            operation = self._take_over(name, config.events[binding.name], binding.name)
+            default = _NEUTRAL.get(operation) if binding.default is None else binding.default
+            if default is None:
                 raise ValueError(f"sets what the event {binding.name!r} sets, which has no default; give `default`.")
-            return dataclasses.replace(
-                binding, default=_NEUTRAL.get(operation, 0.0) if binding.default is None else binding.default
-            )
-        parts = binding.parts if isinstance(binding, Scale) else [binding]
-        for i, part in enumerate(parts):
+            return dataclasses.replace(binding, default=default)
+        for i, part in enumerate(getattr(binding, "parts", [binding])):
             if not isinstance(part, ModelField):
                 raise ValueError(f"must be an Event, a ModelField or a Scale of such; got {binding}.")
             term = _event_of(part, "scale" if isinstance(binding, Scale) else "abs", config)
@@ -310,24 +279,19 @@ class Events:
             raise ValueError(f"is set by {called!r}, which does not draw from `ranges` by a `distribution`.")
         if term.mode not in ("startup", "reset"):
             raise ValueError(f"is set by {called!r}, which happens in mode {term.mode!r}, and not at a reset.")
-        term.mode, term.min_step_count_between_reset = "reset", 0
-        term.params["distribution"] = dr.Distribution(name=f"rl8x {name}", sample=self._drawing(name))
-        term.params.setdefault("ranges", (0.0, 0.0))
-        operation = term.params.get("operation", takes["operation"].default)
-        return operation if isinstance(operation, str) else str(operation.name)
 
-    def _drawing(self, name: str) -> Callable[..., Tensor]:
-        """Return a function that gives the values as mjlab samples, `[copies, elements]` or `[copies, elements, 1]`.
-
-        No bound method: mjlab copies its config, and would copy this object with it.
-        """
-
+        # No bound method: mjlab copies its config, and would copy this object with it.
         def sample(low: Tensor, high: Tensor, shape: tuple[int, ...], device: str) -> Tensor:
+            """Return the values as mjlab samples, `[copies, elements]` or `[copies, elements, 1]`."""
             values = self.values[name]
             assert len(values) == shape[0], "an event was applied to other copies than those that are reset"
             return values.to(torch.device(device)).reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
 
-        return sample
+        term.mode, term.min_step_count_between_reset = "reset", 0
+        term.params["distribution"] = dr.Distribution(name=f"rl8x {name}", sample=sample)
+        term.params.setdefault("ranges", (0.0, 0.0))
+        operation = term.params.get("operation", takes["operation"].default)
+        return operation if isinstance(operation, str) else str(operation.name)
 
 
 def _event_of(field: ModelField, operation: str, config: Any) -> Any:

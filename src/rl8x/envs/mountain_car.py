@@ -1,9 +1,4 @@
-"""MountainCar: drive a car that is too weak for the slope out of a valley, by rocking it.
-
-Source: Moore 1990, "Efficient memory-based learning for robot control"; the equations are those of
-gymnasium/envs/classic_control/mountain_car.py and continuous_mountain_car.py (Gymnasium 1.4, MountainCar-v0 and
-MountainCarContinuous-v0). Positions and velocities have no unit there; a velocity is per step.
-"""
+"""MountainCar: drive a car that is too weak for the slope out of a valley, by rocking it."""
 
 from __future__ import annotations
 
@@ -97,8 +92,8 @@ class MountainCar(_Valley):
     Actions, `[num_envs]` int64: 0 accelerates to the left, 1 not at all, 2 to the right. Observations, `[num_envs, 2]`:
     position and velocity, without unit and per step.
 
-    Source: Moore 1990, "Efficient memory-based learning for robot control"; the equations are those of Gymnasium's
-    MountainCar-v0.
+    Source: Moore 1990, "Efficient memory-based learning for robot control"; the equations are those of Gymnasium
+    1.4's MountainCar-v0.
     """
 
     single_action_space = spaces.Discrete(3)
@@ -122,7 +117,7 @@ class MountainCarContinuous(_Valley):
     Actions, `[num_envs, 1]` float32: the force, clipped to +-1 for the motion but not for its price. Observations,
     `[num_envs, 2]`: position and velocity, without unit and per step.
 
-    Source: Moore 1990, as for `MountainCar`; the equations are those of Gymnasium's MountainCarContinuous-v0.
+    Source: Moore 1990, as for `MountainCar`; the equations are those of Gymnasium 1.4's MountainCarContinuous-v0.
     """
 
     single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -15,19 +15,14 @@ from rl8x.plain import frozen
 
 # First part of the name of a MuJoCo model's field: the accessor of what it belongs to, and how many there are
 _OWNERS: Final = {
-    "body": ("body", "nbody"),
-    "geom": ("geom", "ngeom"),
-    "site": ("site", "nsite"),
+    **{name: (name, f"n{name}") for name in ("body", "geom", "site", "tendon", "pair", "sensor")},
     "jnt": ("joint", "njnt"),
     "dof": ("joint", "njnt"),
     "actuator": ("actuator", "nu"),
-    "tendon": ("tendon", "ntendon"),
     "cam": ("camera", "ncam"),
     "light": ("light", "nlight"),
     "mat": ("material", "nmat"),
     "eq": ("equality", "neq"),
-    "pair": ("pair", "npair"),
-    "sensor": ("sensor", "nsensor"),
 }
 _DOFS: Final = (6, 3, 1, 1)
 """Degrees of freedom of the kinds of joints: free, ball, slide, hinge."""
@@ -56,33 +51,28 @@ class ModelField(Binding):
 
     def read(self, simulator: Any) -> Any:
         """Return a copy of the field's elements."""
+        array, where = self._elements(simulator)
+        return array[where].copy()
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set the elements; `derive_constants` must follow."""
+        array, where = self._elements(simulator)
+        array[where] = original if value is None else value
+
+    def _elements(self, simulator: Any) -> tuple[np.ndarray, Any]:
+        """Return the field of the simulator's model, and the index of the elements in it."""
         model = model_of(simulator)
         array = getattr(model, self.field, None)
         if not isinstance(array, np.ndarray):
             legal = [name for name in dir(model) if name.startswith(self.field.partition("_")[0] + "_")]
             raise ValueError(f"a MuJoCo model has no field {self.field!r}.{did_you_mean(self.field, legal)}")
-        return array[self._where(model)].copy()
-
-    def _where(self, model: Any) -> Any:
-        """Return the index of the elements in the field of a `mujoco.MjModel`; raise if there is no such name."""
         rows = slice(None) if self.of is None else rows_of(model, self.field, self.of)
         if self.index is None:
-            return rows
-        width = getattr(model, self.field).shape[1:]
-        if not width or not 0 <= self.index < width[0]:
-            raise ValueError(
-                f"`index` of {self.field!r} must lie in a row of {width[0] if width else 1}; got {self.index}."
-            )
-        return rows, self.index
-
-    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
-        """Set the elements; `derive_constants` must follow."""
-        model = model_of(simulator)
-        getattr(model, self.field)[self._where(model)] = original if value is None else value
-
-    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether the elements still have the value."""
-        return bool((self.read(simulator) == (original if value is None else value)).all())
+            return array, rows
+        width = array.shape[1] if array.ndim > 1 else 0
+        if not 0 <= self.index < width:
+            raise ValueError(f"`index` of {self.field!r} must lie in a row of {width or 1}; got {self.index}.")
+        return array, (rows, self.index)
 
 
 def model_of(simulator: Any) -> Any:
@@ -108,12 +98,10 @@ def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
             raise ValueError(
                 f"the model has no {accessor} {name!r}.{did_you_mean(name, legal)} There are {', '.join(legal)}."
             )
-        row = known[name]
+        row, length = known[name], 1
         if prefix == "dof":
-            first = int(model.jnt_dofadr[row])
-            rows += range(first, first + _DOFS[int(model.jnt_type[row])])
-        else:
-            rows.append(row)
+            row, length = int(model.jnt_dofadr[row]), _DOFS[int(model.jnt_type[row])]
+        rows += range(row, row + length)
     return rows
 
 

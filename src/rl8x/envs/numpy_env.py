@@ -11,6 +11,7 @@ from torch import Tensor
 from rl8x.envs.base import Env
 from rl8x.envs.registry import make
 from rl8x.spaces import element_of
+from rl8x.trees import tree_map
 
 
 class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
@@ -39,14 +40,11 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every copy.
+        """Start an episode in every copy; return the first observations, `[num_envs, ...]`, and an empty info.
 
         Args:
             seed: One seed for all of them; None continues its stream.
             options: Part of Gymnasium's signature, without a meaning here.
-
-        Returns:
-            The first observations as arrays, `[num_envs, ...]`, and an empty info.
 
         Raises:
             ValueError: If it is a list of seeds.
@@ -66,21 +64,16 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             Observations, rewards float32, terminated and truncated bool, as arrays `[num_envs, ...]`, and the info.
         """
         obs, rewards, terminated, truncated, info = self.env.step(actions)
-        done: np.ndarray = info["_final_obs"].cpu().numpy()
+        done = _array(info["_final_obs"])
         infos: dict[str, Any] = {}
         if done.any():
-            final = self._arrays(info["final_obs"])
+            space, final = self.single_observation_space, tree_map(_array, info["final_obs"])
             objects = np.full(self.num_envs, None, dtype=object)
             for row in done.nonzero()[0].tolist():
-                objects[row] = _row(final, row)
-            episode = {key: np.where(done, info["episode"][key].cpu().numpy(), 0) for key in ("r", "l")}
-            episode |= {"_r": done, "_l": done}
-            infos = {
-                "final_obs": objects,
-                "_final_obs": done,
-                "final_info": {"episode": episode, "_episode": done},
-                "_final_info": done,
-            }
+                objects[row] = element_of(space, final, lambda _, part, row=row: part[row])  # type: ignore[misc]
+            episode = {key: np.where(done, _array(info["episode"][key]), 0) for key in ("r", "l")}
+            reported = {"episode": episode | {"_r": done, "_l": done}, "_episode": done}
+            infos = {"final_obs": objects, "_final_obs": done, "final_info": reported, "_final_info": done}
         numbers = (_array(part) for part in (rewards, terminated, truncated))
         return self._arrays(obs), *numbers, infos
 
@@ -101,12 +94,6 @@ def _array(part: Tensor) -> np.ndarray:
     """Return a copy: an array on the CPU would share the memory of what the next step may go on with."""
     array: np.ndarray = part.detach().to("cpu", copy=True).numpy()
     return array
-
-
-def _row(obs: Any, row: int) -> Any:
-    if isinstance(obs, dict):
-        return {key: _row(part, row) for key, part in obs.items()}
-    return tuple(_row(part, row) for part in obs) if isinstance(obs, tuple) else obs[row]
 
 
 def make_vector_env(name: str, num_envs: int = 1, **kwargs: Any) -> NumpyEnv:

@@ -1,7 +1,4 @@
-"""A wrapper that puts the parameters of an environment into its observations.
-
-`build` and `env_kwargs` apply it: `observe_parameters="critic"` or `"all"`. An observation has the parameters of its
-episode: after a reset those of the new one, in `final_obs` those of the one that ended.
+"""A wrapper that puts the parameters of an environment into its observations, by `observe_parameters`.
 
 Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees more than the actor); Lee et al. 2020, arXiv:2010.11251
 (a teacher that sees the physics).
@@ -55,17 +52,13 @@ class ScaledParameters:
     def __init__(self, parameters: Mapping[str, Parameter], device: torch.device) -> None:
         self.names = tuple(parameters)
         declared = parameters.values()
-        # The side above the default, then the one below; of each parameter slope, whether logarithmic, whether open.
-        sides = [
-            [_side(each.default, each.high, 1.0) for each in declared],
-            [_side(each.default, each.low, -1.0) for each in declared],
-        ]
-        self.has_log = any(is_log for side in sides for _, is_log, _ in side)
-        self.has_open = any(is_open for side in sides for _, _, is_open in side)
-        (above, log_above, open_above), (below, log_below, open_below) = (
-            [torch.tensor(column, device=device) for column in zip(*side, strict=True)] for side in sides
+        above = [_side(each.default, each.high, 1.0) for each in declared]
+        below = [_side(each.default, each.low, -1.0) for each in declared]
+        # Of each side the slopes of all parameters, whether they are logarithmic, and whether they are open.
+        self.slopes, self.logs, self.opens = (
+            [torch.tensor([each[i] for each in side], device=device) for side in (above, below)] for i in range(3)
         )
-        self.slopes, self.logs, self.opens = (above, below), (log_above, log_below), (open_above, open_below)
+        self.has_log, self.has_open = (any(each[i] for each in above + below) for i in (1, 2))
         self.default = torch.tensor([float(each.default) for each in declared], device=device)
         # No side of a default of 0 is logarithmic.
         self.divisor = torch.tensor([float(each.default or 1.0) for each in declared], device=device)
@@ -100,15 +93,13 @@ def _side(default: float, bound: float, sign: float) -> tuple[float, bool, bool]
 class ObservedParameters(Env):
     """An environment with its parameters in the observation, scaled to [-1, 1], as the part "parameters" of a `Dict`.
 
-    The environment's own observation is the part "obs", or the other parts where it is a `Dict`. Everything else,
+    The environment's own observation is the part "obs", or the other parts where it is a `Dict`. An observation has the
+    parameters of its episode: after a reset those of the new one, in `final_obs` those of the one that ended. All else,
     state included, is the environment's.
 
     Args:
         env: The environment, any subclass of `Env`; the wrapper takes it over.
         observe_parameters: Who sees the parameters: the `"critic"` alone, or `"all"`.
-
-    Attributes:
-        env: The environment.
 
     Raises:
         ValueError: If there is no such mode, the environment has no parameters, or its observation has a part of that

@@ -138,10 +138,10 @@ class ParameterState:
 
         `pending` are the sources of the episodes that go on after it, `[num_envs]`; None where a reset ends them.
         """
+        measured = {RETURNS: returns, **metrics}
         for curriculum in self.in_force.curricula:
             if curriculum.metric is None:
                 continue
-            measured = {RETURNS: returns, **metrics}
             scores = measured.get(curriculum.metric, torch.full_like(returns, torch.nan))
             own = sources[curriculum.label]
             waiting = torch.full_like(own[0], NO_SOURCE) if pending is None else pending[curriculum.label]
@@ -208,11 +208,9 @@ class ParameterState:
     def state_dict(self) -> dict[str, Any]:
         """Return the configurations in plain form, and the state of all parameters that move or have moved."""
         due = self.due
-        configs = {"config": plain(self.in_force.given), "next_config": None if due is None else plain(due.given)}
-        if not (self.curricula or self._saved):
-            return configs
         return {
-            **configs,
+            "config": plain(self.in_force.given),
+            "next_config": None if due is None else plain(due.given),
             "steered": [self.in_force.steered, due is not None and due.steered],
             "moving": {**self._saved, **{key: each.state_dict() for key, each in self.curricula.items()}},
             "present": plain(self.present()),
@@ -220,9 +218,8 @@ class ParameterState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the configurations of a snapshot, and the state of their moving parameters."""
-        steered, due_steered = state.get("steered", (False, False))
         self.join(state)
-        due = state["next_config"]
+        (steered, due_steered), due = state["steered"], state["next_config"]
         self.in_force = self._with_known(self.resolve(state["config"], steered=steered))
         self.due = None if due is None else self._with_known(self.resolve(due, steered=due_steered))
 
@@ -231,7 +228,7 @@ class ParameterState:
 
         That of a curriculum which no configuration has had here waits for it.
         """
-        moving = state.get("moving", {})
+        moving = state["moving"]
         for key in self.curricula.keys() & moving.keys():
             self.curricula[key].load_state_dict(moving[key])
         self._saved = {key: saved for key, saved in moving.items() if key not in self.curricula}

@@ -1,13 +1,9 @@
 """The parameters of an environment, what an `env_config` sets of them, and how its values become tensors.
 
-- **Given**: names of parameters to a number, a number for each copy, or a distribution of `randomization`. Users may
-  give sequences, tensors and a distribution's plain form too (`EnvConfig`); `parsed` replaces these, and whoever comes
-  after it looks at numbers, tuples and distributions alone.
-- **A function** (`EnvConfigFunction`), which is called before each collect and returns such values. Algorithms and
-  trainers take it too (`AnyEnvConfig`).
-- **Resolved** (`ResolvedConfig`): tensors and distributions on a device, within the declared bounds.
-
-Files have the plain form (`plain`): numbers, lists, and distributions as `{kind: arguments}`; of a function its name.
+Users give names of parameters to numbers, sequences, distributions or their plain forms (`EnvConfig`), or a function
+that is called before each collect and returns such (`AnyEnvConfig`). `parsed` leaves numbers, tuples and distributions
+alone (`Given`); `resolve_config` makes tensors of these, within the declared bounds. Files have the plain form
+(`plain`): numbers, lists, and distributions as `{kind: arguments}`; of a function its name.
 """
 
 from __future__ import annotations
@@ -138,7 +134,11 @@ def resolve_config(
     """Check an `env_config` against the parameters of an environment and turn it into tensors."""
     for name in config:
         if name not in parameters:
-            raise ValueError(_unknown_name(name, parameters, owner))
+            legal = ", ".join(f"{key} in {parameter.bounds}" for key, parameter in parameters.items())
+            hint = f" has no parameter {name!r}.{did_you_mean(name, parameters)} Legal are {legal}."
+            raise ValueError(
+                owner + (hint if parameters else f" has {name!r}, but this environment has no parameters.")
+            )
     given: dict[str, Any] = {}
     fixed: dict[str, Tensor] = {}
     drawn: dict[str, ParameterDistribution] = {}
@@ -153,45 +153,39 @@ def resolve_config(
                 else:
                     drawn[name] = distribution
             else:
-                numbers = _numbers(value, num_envs, copies)
-                _check_bounds(numbers, parameter)
+                numbers = _numbers(value, parameter, num_envs, copies)
                 value = tuple(numbers.tolist()) if numbers.ndim else numbers.item()
                 fixed[name] = numbers.to(torch.float32)
         except ValueError as error:
             raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
             given[name] = value
-    curricula = _steered(fixed, drawn, owner) if steered else _curricula(drawn, owner, metrics)
-    still = {name: each for name, each in drawn.items() if not (steered or each.moves)}
-    placed = {name: _placed(values, num_envs, device) for name, values in fixed.items()}
+    moving = {name: each for name, each in drawn.items() if each.moves}
+    if steered:
+        curricula = _steered(fixed, drawn, owner)
+    else:
+        try:
+            curricula = make_curricula(moving)
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from None
+        _check_metrics(curricula, owner, metrics)
+    # A number is placed by a fill: to copy it from the host would wait for the device, whenever a function sets it.
+    placed = {
+        name: values.to(device) if values.ndim else torch.full((1,), values.item(), device=device).expand(num_envs)
+        for name, values in fixed.items()
+    }
+    still = {} if steered else {name: each for name, each in drawn.items() if name not in moving}
     return ResolvedConfig(given, placed, still, curricula, steered)
 
 
-def _placed(numbers: Tensor, num_envs: int, device: torch.device) -> Tensor:
-    """Return a parameter's number, or its values, as `[num_envs]` on the device; the number by a fill.
-
-    To copy it from the host would wait for the device, for each parameter whenever a function sets them.
-    """
-    if numbers.ndim:
-        return numbers.to(device)
-    return torch.full((1,), numbers.item(), device=device).expand(num_envs)
-
-
-def _curricula(
-    drawn: Mapping[str, ParameterDistribution], owner: str, metrics: Sequence[str]
-) -> tuple[Curriculum, ...]:
-    """Join what moves to curricula, and refuse a metric that episodes do not have."""
-    try:
-        curricula = make_curricula({name: each for name, each in drawn.items() if each.moves})
-    except ValueError as error:
-        raise ValueError(f"{owner}: {error}") from None
+def _check_metrics(curricula: Sequence[Curriculum], owner: str, metrics: Sequence[str]) -> None:
+    """Refuse a metric that the environment's episodes do not have."""
     for each in curricula:
         if each.metric is not None and each.metric not in (RETURNS, *metrics):
             raise ValueError(
                 f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
                 f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
-    return curricula
 
 
 def _steered(
@@ -206,13 +200,6 @@ def _steered(
             )
     numbers = {name: PerCopy(tuple(values.reshape(-1).tolist())) for name, values in fixed.items()}
     return tuple(NumbersCurriculum({name: each}) for name, each in {**drawn, **numbers}.items())
-
-
-def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
-    if not parameters:
-        return f"{owner} has {name!r}, but this environment has no parameters."
-    legal = ", ".join(f"{key} in {parameter.bounds}" for key, parameter in parameters.items())
-    return f"{owner} has no parameter {name!r}.{did_you_mean(name, parameters)} Legal are {legal}."
 
 
 def _within_bounds(
@@ -231,8 +218,8 @@ def _within_bounds(
     return clipped
 
 
-def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
-    """Return a number or `num_envs` numbers as a float64 tensor on the CPU."""
+def _numbers(value: object, parameter: Parameter, num_envs: int, copies: str) -> Tensor:
+    """Return a legal number or `num_envs` of them as a float64 tensor on the CPU."""
     need = f"must be a number, {num_envs} numbers (one a copy) or a distribution"
     if isinstance(value, str | bool) or value is None:
         raise ValueError(f"{need}; got {value!r}.")
@@ -245,6 +232,11 @@ def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
         raise ValueError(wrong_number(numbers, num_envs, copies))
     if numbers.ndim > 1:
         raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
+    # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
+    slack = 1e-6 * max((abs(bound) for bound in (parameter.low, parameter.high) if math.isfinite(bound)), default=0.0)
+    illegal = ~((numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite())
+    if bool(illegal.any()):
+        raise ValueError(f"must be in {parameter.bounds}; got {numbers[illegal][0]:g}.")
     return numbers
 
 
@@ -254,16 +246,6 @@ def wrong_number(values: Sized, num_envs: int, copies: str) -> str:
         f"has {len(values)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or a "
         "distribution."
     )
-
-
-def _check_bounds(numbers: Tensor, parameter: Parameter) -> None:
-    """Raise where a value is not finite or not within the bounds."""
-    # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
-    slack = 1e-6 * max((abs(bound) for bound in (parameter.low, parameter.high) if math.isfinite(bound)), default=0.0)
-    legal = (numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite()
-    if not bool(legal.all()):
-        worst = float(numbers.reshape(-1)[int(legal.reshape(-1).logical_not().nonzero()[0])])
-        raise ValueError(f"must be in {parameter.bounds}; got {worst:g}.")
 
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
@@ -300,10 +282,13 @@ def parsed_value(value: Any) -> Any:
 
 def plain(config: Given) -> dict[str, Any]:
     """Return the form of a configuration that files have."""
-    forms = {
-        name: value.to_dict() if isinstance(value, ParameterDistribution) else value for name, value in config.items()
-    }
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in forms.items()}
+
+    def form(value: Any) -> Any:
+        if isinstance(value, ParameterDistribution):
+            return value.to_dict()
+        return list(value) if isinstance(value, tuple) else value
+
+    return {name: form(value) for name, value in config.items()}
 
 
 def function_form(function: EnvConfigFunction) -> dict[str, object]:
@@ -355,9 +340,9 @@ def followed_in(config: EnvConfig) -> dict[str, str]:
 
 
 def shown_value(value: object) -> object:
-    """Return a value as a run's params show it.
+    """Return a value as a run's params show it: a number, or a text such as `Uniform(0.25, 1.0)`.
 
-    A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
+    Of many values the text is `200 values from 0.25 to 1.0`.
     """
     shown = parsed_value(value)
     if not isinstance(shown, tuple | ParameterDistribution):
@@ -367,6 +352,5 @@ def shown_value(value: object) -> object:
         return text
     values = shown if isinstance(shown, tuple) else shown.values
     text = f"{len(values)} values from {min(values)} to {max(values)}"
-    if isinstance(shown, tuple):
-        return text
-    return f"{type(shown).__name__} of {text}" + (", weighted" if getattr(shown, "weights", None) is not None else "")
+    kind = "" if isinstance(shown, tuple) else f"{type(shown).__name__} of "
+    return kind + text + (", weighted" if getattr(shown, "weights", None) is not None else "")

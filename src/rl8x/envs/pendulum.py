@@ -1,7 +1,4 @@
-"""Pendulum: swing a pendulum up with a motor that is too weak to lift it, and hold it there.
-
-Source: the equations are those of gymnasium/envs/classic_control/pendulum.py (Gymnasium 1.4, Pendulum-v1).
-"""
+"""Pendulum: swing a pendulum up with a motor that is too weak to lift it, and hold it there."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class Pendulum(Env):
     sin(theta), theta_dot (rad/s); theta = 0 is upright. The reward of a step is taken before it moves,
     `-(theta^2 + 0.1 theta_dot^2 + 0.001 torque^2)`, with theta in [-pi, pi).
 
-    Source: the equations are those of Gymnasium's Pendulum-v1.
+    Source: the equations are those of Gymnasium 1.4's Pendulum-v1.
     """
 
     single_observation_space = spaces.Box(

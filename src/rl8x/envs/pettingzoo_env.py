@@ -23,7 +23,6 @@ from rl8x.envs.base import Carry, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundSimulator
 from rl8x.envs.checks import refuse_observing, whole_number
-from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.gymnasium_env import policy_space
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.steps import Actions
@@ -39,9 +38,8 @@ class PettingZooEnv(SimulatorEnv):
     """Copies of a parallel environment of PettingZoo, stepped one after the other, whose agents share a policy.
 
     All agents must have the same spaces. Row `agent * num_copies + copy` is an agent of a copy, in the order of
-    `possible_agents`. A copy is reset in the step in which its last agent ends. Float64 becomes float32.
-
-    Arguments that are not listed here are those of `Env`.
+    `possible_agents`. A copy is reset in the step in which its last agent ends. Float64 becomes float32. Arguments that
+    are not listed here are those of `Env`.
 
     Args:
         make: A function that makes one parallel environment, or its name as `module:name`. One in which agents act
@@ -64,7 +62,6 @@ class PettingZooEnv(SimulatorEnv):
     """
 
     team: Team
-    made_from: tuple[Any, Mapping[str, Any]]
     takes_render_mode: ClassVar[bool] = True
 
     def __init__(
@@ -85,11 +82,11 @@ class PettingZooEnv(SimulatorEnv):
         refuse_observing(kwargs.pop("observe_parameters", "none"), "PettingZooEnv")
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self._kwargs = frozen(kwargs)
-        self.made_from = make, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self._make_from(make, metrics, {"parameters": parameters, **seen, **kwargs})
         self.copies = _copies(make, whole_number(num_envs, "PettingZooEnv", "num_envs"), kwargs)
         first = self.copies[0]
         self.team = Team(first.possible_agents, "PettingZooEnv", **seen)
-        of_agents = ([of(agent) for agent in self.team.names] for of in (first.observation_space, first.action_space))
+        of_agents = (map(of, self.team.names) for of in (first.observation_space, first.action_space))
         self._own_space, self._action_space = self.team.common(*of_agents)
         self._state_space = _state_space(first) if state else None
         shown = None if self._state_space is None else in_float32(self._state_space)
@@ -98,17 +95,16 @@ class PettingZooEnv(SimulatorEnv):
         self._nobody = next(iter(iterate(batch_space(self._own_space, 1), create_empty_array(self._own_space, 1))))
         if isinstance(self._nobody, dict) and ACTION_MASK in self._nobody:
             self._nobody[ACTION_MASK] = np.ones_like(self._nobody[ACTION_MASK])
-        self.episode_metrics = EpisodeMetrics(metrics)
-        self.metric_names = self.episode_metrics.names
-        bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "PettingZooEnv")
-        self._bound = [BoundSimulator(copy.unwrapped, bindings) for copy in self.copies]
-        self.parameters = self._bound[0].parameters
+        bindings = bindings_of(parameters, (Attribute, Scale, Function), "PettingZooEnv")
+        self._simulators = [BoundSimulator(copy.unwrapped, bindings) for copy in self.copies]
+        self.parameters = self._simulators[0].parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
         self.render_mode = getattr(first, "render_mode", None)
 
     @property
     def params(self) -> dict[str, Any]:
         """What makes a copy, and what it was made with."""
+        assert self.made_from is not None
         make, _ = self.made_from
         named = make if isinstance(make, str) else getattr(make, "__qualname__", type(make).__name__)
         return {"make": named, "kwargs": self._kwargs}
@@ -121,12 +117,14 @@ class PettingZooEnv(SimulatorEnv):
         for copy in range(self.num_copies):
             self._reset(copy, obs, alive, parameters, None if seed is None else seed + copy)
         carry = self.first_carry({}, parameters) | {"alive": self._tensor(alive), "metrics": {}}
-        return carry, self._seen(obs, self._states())
+        return carry, self._seen(obs)
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
-        chosen, valid = self._elements(actions), carry["alive"].cpu().numpy()
+        arrays = element_of(self._action_space, actions, lambda space, part: part.cpu().numpy().astype(space.dtype))
+        chosen = list(iterate(batch_space(self._action_space, self.num_envs), arrays))
+        valid = carry["alive"].cpu().numpy()
         limit, elapsed = self.time_limit, carry["elapsed"][: self.num_copies].cpu().numpy() + 1
         ended = np.zeros(self.num_copies, np.bool_) if limit is None else elapsed >= limit
         obs, reports, alive = [None] * self.num_envs, [dict[str, Any]()] * self.num_envs, np.zeros_like(valid)
@@ -150,16 +148,17 @@ class PettingZooEnv(SimulatorEnv):
         info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
         # Of who is not there nothing goes on, and whoever comes begins an episode.
         flags[1] |= ~flags[0] & (over | ~alive | ~valid)
-        final_obs = next_obs = self._seen(obs, self._states())
+        final_obs = next_obs = self._seen(obs)
         fresh, parameters = self.starting_parameters(noise), carry["parameters"]
         if ended.any():
             parameters = self._redrawn(self._tensor(over), parameters, fresh)
             for copy in ended.nonzero()[0].tolist():
                 self._reset(copy, obs, alive, parameters)
-            next_obs = self._seen(obs, self._states())
+            next_obs = self._seen(obs)
         gain, terminated, truncated = (self._tensor(part) for part in (rewards, *flags))
-        told_of = parameters, info, carry["alive"], self._tensor(over)
-        following, step = self._finish(carry, next_obs, gain, terminated, truncated, final_obs, *told_of)
+        results = next_obs, gain, terminated, truncated, final_obs
+        episodes = {"valid": carry["alive"], "ended": self._tensor(over)}
+        following, step = self._finish(carry, parameters, info, *results, **episodes)
         return following | {"alive": self._tensor(alive)}, step
 
     def _rows(self, copy: int) -> list[tuple[str, int]]:
@@ -170,39 +169,29 @@ class PettingZooEnv(SimulatorEnv):
         self, copy: int, obs: list[Any], alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
     ) -> None:
         """Reset a copy under its parameters; write what its agents see, and who is there, into their rows."""
-        given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._bound[copy]
-        bound.set({name: float(value[copy]) if name in given else None for name, value in parameters.items()})
-        seen, _ = env.reset(seed=seed)
-        bound.check_kept()
+        given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._simulators[copy]
+        values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
+        seen, _ = bound.reset_under(values, lambda: env.reset(seed=seed))
         for agent, row in self._rows(copy):
             obs[row], alive[row] = own(seen.get(agent)), agent in env.agents
 
-    def _states(self) -> Any:
-        """Return the copies' states, `[num_copies, *]`; None where observations take their place."""
+    def _seen(self, rows: list[Any]) -> Observation:
+        """Return what the agents see, `[num_envs, *]`, in memory of its own; nothing where there is none."""
+        own_rows = [self._nobody if row is None else row for row in rows]
+        empty: Any = create_empty_array(self._own_space, self.num_envs)
+        seen = tree_of(concatenate(self._own_space, own_rows, empty), self._tensor)
         if self._state_space is None:
-            return None
+            return self.team.see(seen)
         states = [own(copy.state()) for copy in self.copies]
         if np.shape(states[0]) != self._state_space.shape:
             raise ValueError(
                 f"PettingZooEnv: state() must be of state_space, {describe_space(self._state_space)}; got an array "
                 f"of shape {list(np.shape(states[0]))}."
             )
-        return self._tensor(np.stack(states))
-
-    def _seen(self, rows: list[Any], states: Any) -> Observation:
-        """Return what the agents see, `[num_envs, *]`, in memory of its own; nothing where there is none."""
-        own = [self._nobody if row is None else row for row in rows]
-        empty: Any = create_empty_array(self._own_space, self.num_envs)
-        batch = concatenate(self._own_space, own, empty)
-        return self.team.see(tree_of(batch, self._tensor), states)
+        return self.team.see(seen, self._tensor(np.stack(states)))
 
     def _tensor(self, part: np.ndarray) -> Tensor:
         return torch.from_numpy(part.astype(np.float32) if part.dtype == np.float64 else part).to(self.device)
-
-    def _elements(self, actions: Actions) -> list[Any]:
-        """Return the action of each row as the environment takes it."""
-        arrays = element_of(self._action_space, actions, lambda space, part: part.cpu().numpy().astype(space.dtype))
-        return list(iterate(batch_space(self._action_space, self.num_envs), arrays))
 
     def render(self) -> Any:
         """Render the copies, where they were made with a `render_mode`."""
@@ -227,12 +216,11 @@ def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, 
     copies: list[Any] = []
     for _ in range(max(1, num_envs)):
         made: Any = make_one(**thawed(dict(kwargs)))
-        if isinstance(made, AECEnv):
-            if not made.metadata.get("is_parallelizable", False):
-                raise ValueError(
-                    f"PettingZooEnv: in {made} agents act in turn, and its metadata do not say `is_parallelizable`."
-                )
-            made = aec_to_parallel(made)
+        if isinstance(made, AECEnv) and not made.metadata.get("is_parallelizable", False):
+            raise ValueError(
+                f"PettingZooEnv: in {made} agents act in turn, and its metadata do not say `is_parallelizable`."
+            )
+        made = aec_to_parallel(made) if isinstance(made, AECEnv) else made
         if not isinstance(made, ParallelEnv):
             raise TypeError(f"PettingZooEnv: make must make a pettingzoo.ParallelEnv; it made {type(made).__name__}.")
         if not getattr(made, "possible_agents", None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from rl8x.envs.checks import narrow_seed
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.observed import ObservedParameters
 from rl8x.envs.pettingzoo_env import PettingZooEnv, named_maker
+from rl8x.envs.vectorised import copies_of
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
 from rl8x.output import table
@@ -27,6 +28,8 @@ BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builti
 OBSERVE: Final = "observe_parameters"
 """The argument of all environments that wraps them in `ObservedParameters`."""
 
+# Arguments of a constructor that rl8x gives, or that every environment takes
+_OURS: Final = ("num_envs", "device", "seed", "time_limit", "render_mode")
 # What steps an environment; a class that has none of these of its own is only a base of others.
 _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
     gymnasium.Env: ("step",),
@@ -93,10 +96,10 @@ def resolve(name: str) -> type[Env]:
     """
     if name in BUILTIN:
         return BUILTIN[name]
-    raise _unknown(name, [*BUILTIN])
+    raise _unknown(name, BUILTIN)
 
 
-def _unknown(name: str, near: list[str]) -> ValueError:
+def _unknown(name: str, near: Iterable[str]) -> ValueError:
     hint = did_you_mean(name, near, show=str)
     return ValueError(f"no built-in environment {name!r}.{hint} There are {', '.join(BUILTIN)}.")
 
@@ -241,16 +244,22 @@ def describe(name: str) -> str:
     env = env_maker(name, trust=True)(1, seed=0)
     if not isinstance(env, Env):
         raise ValueError(f"{name!r} makes {type(env).__name__}, which is no rl8x Env.")
-    copies = getattr(env.vector_env, "envs", ()) if isinstance(env, GymnasiumEnv) else ()
+    copies = copies_of(env.vector_env) if isinstance(env, GymnasiumEnv) else ()
     source = type(copies[0].unwrapped) if copies else type(env)
-    lines = [name, "", _introduction(source), ""]
+    # The docstring; of one in sections, as Gymnasium's are, the first alone.
+    text = inspect.getdoc(source) or ""
+    first, *sections = text.removeprefix("## Description").strip().split("\n## ")
+    lines = [name, "", first.strip() if sections else text, ""]
     lines += [f"observation  {env.single_observation_space}", f"action       {env.single_action_space}"]
-    lines += [f"episodes     {_episodes(env).removeprefix('episodes ')}", ""]
-    takes = [str(parameter.replace(annotation=parameter.empty)) for parameter in _arguments(source)]
-    if issubclass(source, Env) and not any(each.startswith("observe_parameters") for each in takes):
-        takes.append("observe_parameters='none'")
-    if takes:
-        lines += [f"env_kwargs   {', '.join(takes)}", ""]
+    lines += [f"episodes     {_episodes(env)}", ""]
+    takes = [
+        str(each.replace(annotation=each.empty))
+        for each in inspect.signature(source).parameters.values()
+        if each.name not in _OURS and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if issubclass(source, Env) and not any(each.startswith(OBSERVE) for each in takes):
+        takes.append(f"{OBSERVE}='none'")
+    lines += [f"env_kwargs   {', '.join(takes)}", ""] if takes else []
     env.close()
     if not env.parameters:
         by_name = " until env_kwargs.parameters names it (docs/simulators.md)" if isinstance(env, GymnasiumEnv) else ""
@@ -259,41 +268,24 @@ def describe(name: str) -> str:
     for parameter_name, parameter in env.parameters.items():
         numbers = (f"{number:g}" for number in (parameter.default, parameter.low, parameter.high))
         rows.append((parameter_name, *numbers, parameter.unit, parameter.description))
-    example = next(iter(env.parameters))
-    bounds = env.parameters[example]
+    example, declared = next(iter(env.parameters.items()))
+    middle = declared.default
+    drawn = f"{{uniform: [{middle / 2:g}, {middle * 2:g}]}}" if middle else "{grid: [...]}"
     lines += [
         table(rows),
         "",
         "A number for all copies, a list with one for each, or a distribution drawn at each reset:",
     ]
-    drawn = f"{{uniform: [{bounds.default / 2:g}, {bounds.default * 2:g}]}}" if bounds.default else "{grid: [...]}"
-    lines.append(f"  rl8x train {name} env_config.{example}='{drawn}'")
-    return "\n".join(lines)
-
-
-def _introduction(source: type[Any]) -> str:
-    """Return a class's docstring; of one in sections, as Gymnasium's are, the first alone."""
-    text = inspect.getdoc(source) or ""
-    first, *rest = text.removeprefix("## Description").strip().split("\n## ")
-    return first.strip() if rest else text
-
-
-def _arguments(source: type[Any]) -> list[inspect.Parameter]:
-    """Return what the constructor takes but for what rl8x gives it or every environment takes."""
-    ours = ("num_envs", "device", "seed", "time_limit", "render_mode")
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(source).parameters.values()
-    return [parameter for parameter in parameters if parameter.name not in ours and parameter.kind not in variable]
+    return "\n".join([*lines, f"  rl8x train {name} env_config.{example}='{drawn}'"])
 
 
 def summarize(cls: type[Any]) -> str:
     """Put an environment in a line, and what env_config may set, with default and bounds, below it."""
     env = cls(1, seed=0)
-    line = f"{cls.__name__:<22} {_short(env.single_observation_space)} -> {_short(env.single_action_space)}, "
-    settable = "; ".join(
-        f"{name} {parameter.default:g} in {parameter.bounds}" for name, parameter in env.parameters.items()
-    )
-    return line + _episodes(env) + ("\n" + textwrap.indent(textwrap.fill(settable, 110), "    ") if settable else "")
+    seen, done = _short(env.single_observation_space), _short(env.single_action_space)
+    settable = "; ".join(f"{name} {each.default:g} in {each.bounds}" for name, each in env.parameters.items())
+    line = f"{cls.__name__:<22} {seen} -> {done}, episodes {_episodes(env)}"
+    return line + ("\n" + textwrap.indent(textwrap.fill(settable, 110), "    ") if settable else "")
 
 
 def _short(space: Any) -> str:
@@ -305,7 +297,7 @@ def _short(space: Any) -> str:
 
 def _episodes(env: Any) -> str:
     if not env.episodic:
-        return "episodes never end"
+        return "never end"
     ends = ["with the task"] if env.terminates else []
     ends += [f"after {env.time_limit} steps"] if env.time_limit is not None else []
-    return f"episodes end {' or '.join(ends)}"
+    return f"end {' or '.join(ends)}"

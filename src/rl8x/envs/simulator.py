@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
 import gymnasium
+import gymnasium.spaces as spaces
+import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Step
+from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
 from rl8x.envs.checks import narrow_seed
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.team import Team
-from rl8x.plain import thawed
+from rl8x.plain import frozen, thawed
 
 
 class SimulatorEnv(Env):
     """Base of the adapters to simulators: nothing of them is compiled, captured or saved.
 
-    A subclass implements `restart` and `advance`, which change the simulator, and sets `made_from`.
+    A subclass has `restart` and `advance`, which change the simulator, and sets what is declared here.
     """
 
     terminates: ClassVar[bool] = True
@@ -30,7 +33,9 @@ class SimulatorEnv(Env):
 
     takes_render_mode: ClassVar[bool] = False
     """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
-    episode_metrics: EpisodeMetrics
+    episode_metrics = EpisodeMetrics(())
+    _bound: BoundCopies | BoundBatch | None = None
+    """Where parameters are set, if some are named."""
     made_from: tuple[Any, Mapping[str, Any]] | None = None
     """The arguments of its constructor, the first and others by name, frozen; None: it cannot be made again."""
     next_seed: int | None = None
@@ -41,14 +46,29 @@ class SimulatorEnv(Env):
         super().set_seed(seed)
         self.next_seed = None if seed is None else narrow_seed(seed)
 
+    def _make_from(self, source: Any, metrics: Any, options: Mapping[str, Any]) -> None:
+        """Note what it is made from, and which values of `info` are averaged over episodes."""
+        self.made_from = source, frozen({"metrics": metrics, **options})
+        self.episode_metrics = EpisodeMetrics(metrics)
+        self.metric_names = self.episode_metrics.names
+
+    def _put(self, parameters: Mapping[str, Tensor]) -> None:
+        """Have the episodes that start next under these values, `[num_envs]` each."""
+        if self.team is not None:
+            parameters = {name: value[: self.num_copies] for name, value in parameters.items()}
+        if self._bound is not None:
+            self._bound.put(parameters, self.parameter_state.in_force.given)
+
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse parameters that move with returns: a simulator does not say under which its episodes were played."""
+        """Refuse what the simulator cannot be set to, and parameters that move with the returns of episodes."""
         for each in resolved.curricula:
             if each.metric is not None:
                 raise ValueError(
                     f"{owner}[{each.names[0]!r}] moves with the returns of episodes, and a simulator does not say "
                     "under which parameters they were played. Use Scheduled, or a distribution that stands still."
                 )
+        if isinstance(self._bound, BoundBatch):
+            self._bound.check(resolved, owner)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
@@ -58,8 +78,8 @@ class SimulatorEnv(Env):
         """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
         super().load_state_dict(state_dict)
         self.next_seed = int(torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device))
-        name, why = type(self).__name__, "a simulator's state cannot be saved, so all copies start new episodes"
-        warnings.warn(f"{name}: {why}.", RuntimeWarning, stacklevel=2)
+        why = f"{type(self).__name__}: a simulator's state cannot be saved, so all copies start new episodes."
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make copies again as these were made, at most 128 by default; `kwargs` replace arguments of their names."""
@@ -74,37 +94,30 @@ class SimulatorEnv(Env):
     def _finish(
         self,
         carry: Carry,
-        obs: Observation,
-        rewards: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        final_obs: Observation,
         parameters: Mapping[str, Tensor],
         info: Mapping[str, Any],
+        *results: Any,
         valid: Tensor | None = None,
         ended: Tensor | None = None,
     ) -> tuple[Carry, Step]:
-        """Return the carry after a step and its result, given what comes before, the next parameters and the report."""
+        """Return the next carry and the step, of which `results` are the first fields, up to `final_obs`.
+
+        `parameters` are those of the episodes that go on or have begun, and `info` what the simulator reported.
+        """
+        obs, rewards, terminated, truncated, final_obs = results
         done = terminated | truncated if ended is None else ended
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         counted = torch.ones_like(done) if valid is None else valid
         metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, counted)
         self.episode_metrics.check_reported(metrics, info, done)
-        values = self.episode_metrics.values(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values, ended=ended)
+        told = returns, elapsed, valid, self.episode_metrics.values(metrics)
+        step = Step(obs, rewards, terminated, truncated, final_obs, *told, ended=ended)
         following = self.next_carry(done, elapsed, returns, parameters)
         return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
 
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step.
-
-        Args:
-            done: Where an episode ended, `[num_envs]`, bool.
-            elapsed: Its steps so far, int64 `[num_envs]`.
-            returns: Its rewards so far, `[num_envs]`.
-            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
-        """
+        """Return the carry after a step: steps and rewards so far are 0 where an episode is `done`, `[num_envs]`."""
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
@@ -115,6 +128,19 @@ class SimulatorEnv(Env):
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()
         }
+
+
+def as_gymnasium(space: Any) -> Any:
+    """Return a space of another package, told by its attributes, as one of Gymnasium's, with floats as float32."""
+    if hasattr(space, "spaces"):
+        return spaces.Dict({name: as_gymnasium(part) for name, part in space.spaces.items()})
+    if hasattr(space, "nvec"):
+        return spaces.MultiDiscrete(space.nvec)
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    dtype: Any = np.float32 if np.issubdtype(space.dtype, np.floating) else np.dtype(space.dtype).type
+    low, high = (np.broadcast_to(np.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
+    return spaces.Box(low, high, space.shape, dtype)
 
 
 class StandIn(Env):

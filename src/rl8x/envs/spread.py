@@ -30,12 +30,11 @@ class Spread(Env):
     and each minus the number of agents that it touches, half of either. The metric `covered` is the number of landmarks
     that have an agent closer than 0.1.
 
-    Arguments that are not listed here are those of `Env`.
+    Arguments that are not listed here are those of `Env` and `Team`.
 
     Args:
-        num_envs: Number of copies.
         num_agents: Agents of a copy.
-        team_return: What the return of a copy's episode is of those of its agents; see `Team`.
+        team_return: What the return of a copy's episode is of those of its agents.
         agent_id: Whether an agent sees which one it is.
         state: "shared" gives the critic the observations of all agents.
 

@@ -29,10 +29,7 @@ Where parameters move with the returns of episodes, `sources` too: as `Step` has
 
 
 def by_part(space: spaces.Space[Any], observed: Any) -> dict[str, Any]:
-    """Return what is observed, or the space itself, by parts that others can join: those of a `Dict`, else one, `obs`.
-
-    The space decides, since the tensors of a `Tuple` are a dict too.
-    """
+    """Return what is observed, or its space itself, by parts: those of a `Dict`, else one, `obs`."""
     return dict(observed) if isinstance(space, spaces.Dict) else {keys.OBS: observed}
 
 
@@ -83,17 +80,11 @@ class Dynamics:
     """Names of what `measure` returns; rows have means over the episodes that end, as `episodes/info/<name>/mean`."""
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
-        """Return the state at the start of an episode.
+        """Return the state at the start of an episode: tensors by name, each `[num_envs, ...]`.
 
         Args:
             parameters: Values of the parameters, float32 `[num_envs]` each.
             noise: `[num_envs, reset_noise]` in [0, 1).
-
-        Returns:
-            Tensors by name, each `[num_envs, ...]`.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
 
@@ -109,36 +100,24 @@ class Dynamics:
 
         Returns:
             The next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define transition()")
 
     def observe(self, state: State, parameters: Parameters) -> Observation:
-        """Return what the policy sees of a state.
+        """Return what the policy sees of a state: `[num_envs, *single_observation_space.shape]`, or a dict of them.
 
         Args:
             state: The state to observe, each `[num_envs, ...]`.
             parameters: Values of the parameters, float32 `[num_envs]` each.
-
-        Returns:
-            `[num_envs, *single_observation_space.shape]`, or a dict of them.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define observe()")
 
     def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
-        """Return metrics of a state by `metric_names`; the last of an episode counts.
+        """Return metrics of a state by `metric_names`, float32 `[num_envs]` each; the last of an episode counts.
 
         Args:
             state: The state after a transition, each `[num_envs, ...]`.
             parameters: Values of the parameters, float32 `[num_envs]` each.
-
-        Returns:
-            Float32 `[num_envs]` each.
         """
         return {}
 

@@ -7,7 +7,7 @@ for all agents, and only who counts episodes has to know which rows belong toget
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import gymnasium.spaces as spaces
@@ -27,11 +27,11 @@ AGENT_ID: Final = "agent_id"
 """The part of an observation that says which agent sees it."""
 STATE: Final = "state"
 """The part of an observation that the critic alone sees, the same for all agents of a copy."""
-_REDUCTIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "mean": functools.partial(torch.mean, dim=1),
-    "sum": functools.partial(torch.sum, dim=1),
-    "min": functools.partial(torch.amin, dim=1),
-    "max": functools.partial(torch.amax, dim=1),
+_REDUCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "min": torch.amin,
+    "max": torch.amax,
 }
 
 
@@ -68,7 +68,9 @@ class Team:
         for name in self.names:
             if not isinstance(name, str) or "/" in name:
                 raise ValueError(f"{owner}: agents must have names without '/'; got {name!r}.")
-        reduce: Any = _REDUCTIONS.get(team_return) if isinstance(team_return, str) else team_return
+        reduce: Any = team_return
+        if isinstance(team_return, str) and team_return in _REDUCTIONS:
+            reduce = functools.partial(_REDUCTIONS[team_return], dim=1)
         if not callable(reduce):
             raise ValueError(
                 f"{owner}: team_return must be one of {', '.join(map(repr, _REDUCTIONS))}, or a function of returns "
@@ -91,21 +93,23 @@ class Team:
 
     # -- what an agent sees
 
-    def common(self, *of_agents: Sequence[spaces.Space[Any]]) -> list[spaces.Space[Any]]:
+    def common(self, *of_agents: Iterable[spaces.Space[Any]]) -> list[spaces.Space[Any]]:
         """Return the spaces that all agents have, of observations and of actions, `[agents]` each.
 
         Raises:
             ValueError: If two agents differ, or a space has no tensor form.
         """
-        for what, each in zip(("observations", "actions"), of_agents, strict=True):
-            check_supported(each[0], f"{self.owner}: {what} of {self.names[0]}")
-            for name, space in zip(self.names, each, strict=True):
-                if space != each[0]:
+        found = []
+        for what, (first, *others) in zip(("observations", "actions"), of_agents, strict=True):
+            check_supported(first, f"{self.owner}: {what} of {self.names[0]}")
+            for name, space in zip(self.names[1:], others, strict=True):
+                if space != first:
                     raise ValueError(
                         f"{self.owner}: agents share a policy, so that they need the same spaces; {what} of "
-                        f"{self.names[0]} are {describe_space(each[0])}, of {name} {describe_space(space)}."
+                        f"{self.names[0]} are {describe_space(first)}, of {name} {describe_space(space)}."
                     )
-        return [each[0] for each in of_agents]
+            found.append(first)
+        return found
 
     def space(self, own: spaces.Space[Any], state: spaces.Space[Any] | None = None) -> spaces.Space[Any]:
         """Return the space of an agent's observation: its own, with what is added to it.
@@ -145,13 +149,12 @@ class Team:
         agents, rows = len(self.names), first_tensor(own)
         if self.agent_id:
             parts[AGENT_ID] = torch.arange(agents, device=rows.device).repeat_interleave(len(rows) // agents)
-        if self.state is None:
-            return parts
-        if state is None:
+        if self.state is not None and state is None:
             seen = {name: own[name] for name in own if name != keys.ACTION_MASK} if isinstance(own, dict) else own
-            by_agent = [tree_map(lambda part, i=i: part.chunk(agents)[i], seen) for i in range(agents)]  # type: ignore[misc]
-            state = dict(zip(self.names, by_agent, strict=True))
-        parts[STATE] = tree_map(self.for_agents, state)
+            by_agent = tree_map(lambda part: part.chunk(agents), seen)
+            state = {name: tree_map(lambda part, i=i: part[i], by_agent) for i, name in enumerate(self.names)}  # type: ignore[misc]
+        if self.state is not None:
+            parts[STATE] = tree_map(self.for_agents, state)
         return parts
 
     def for_agents(self, values: Tensor) -> Tensor:
@@ -197,8 +200,6 @@ class Team:
         by_copy = {keys.TERMINATED: ended, keys.TRUNCATED: ended, keys.EPISODE_LENGTHS: rollout[keys.EPISODE_LENGTHS]}
         by_copy |= {name: rollout[name] for name in rollout if name.startswith(f"{keys.SOURCES}/")}
         metrics = {name: rollout[name] for name in rollout if name.startswith(f"{keys.METRICS}/")}
-        return {
-            **{name: self.of_agents(values)[..., 0, :] for name, values in by_copy.items()},
-            **{name: self.of_agents(values).nanmean(-2) for name, values in metrics.items()},
-            keys.EPISODE_RETURNS: self.returns(rollout[keys.EPISODE_RETURNS]),
-        }
+        told = {name: self.of_agents(values)[..., 0, :] for name, values in by_copy.items()}
+        told |= {name: self.of_agents(values).nanmean(-2) for name, values in metrics.items()}
+        return told | {keys.EPISODE_RETURNS: self.returns(rollout[keys.EPISODE_RETURNS])}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 from rl8x.envs.base import Env
 from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.envs.vectorised import OwnResults
+from rl8x.envs.vectorised import OwnResults, copies_of
 from rl8x.execution.execution import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
@@ -35,7 +36,7 @@ from rl8x.spaces import (
     tree_of,
     where_rows,
 )
-from rl8x.trees import as_tensor, tree_map
+from rl8x.trees import as_tensor, flatten_tree, tree_map
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -49,11 +50,10 @@ def validate(env: Env) -> None:
     It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
     its generator and its carry stay as they are. Of an environment with a state of its own (`capturable` is false)
     only the spaces are checked, because each probe would move it; of Gymnasium's one more copy is made and tried.
+    It warns of observations that are out of the bounds of their space.
 
     Args:
         env: The environment to check.
-
-    It warns of observations that are out of the bounds of their space.
 
     Raises:
         TypeError: If it is not an rl8x environment, such as the class instead of an instance.
@@ -79,8 +79,6 @@ class _Probe:
         self.env = copy.copy(env)
         self.env.parameter_state = copy.copy(env.parameter_state)
         self.env.parameter_state.adopt()
-        self.name = type(env).__name__
-        self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)
         self.action_space = copy.deepcopy(env.action_space)
         self.action_space.seed(0)
@@ -88,37 +86,33 @@ class _Probe:
 
     def run(self) -> None:
         """Start all copies and step them with random actions."""
-        env = self.env
+        env, space = self.env, self.env.single_observation_space
         noise = self.noise()
         parameters = self.call("starting_parameters", noise)
         reset_noise = noise[:, env.step_noise : env.step_noise + env.reset_noise]
-        state = self.call("initial_state", parameters, reset_noise, pure=True)
+        fresh = state = self.call("initial_state", parameters, reset_noise, pure=True)
         self.check_state(state, "initial_state", None)
         obs = self.call("observe", state, parameters, pure=True)
-        self.check_observation(obs, env.single_observation_space, "")
-        far = outside(obs, env.single_observation_space)
-        fresh = state
+        self.check_observation(obs, space, "")
+        far = outside(obs, space)
         for t in range(STEPS):
-            actions = self.actions(obs)
-            step_noise = self.noise()[:, : env.step_noise]
-            before = state
-            result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
-            state, terminated = self.check_transition(result, before, actions)
+            actions, before = self.actions(obs), state
+            given = actions, parameters, self.noise()[:, : env.step_noise]
+            state, terminated = self.moved(before, *given, pure=t < PURITY_STEPS)
             obs = self.call("observe", state, parameters)
-            self.check_observation(obs, env.single_observation_space, "", terminated)
-            if not bool(terminated.any()):
-                far += outside(obs, env.single_observation_space)
+            self.check_observation(obs, space, "", terminated)
             self.check_metrics(self.call("measure", state, parameters))
             if bool(terminated.any()):
                 state = where_rows(terminated, fresh, state)
                 obs = self.call("observe", state, parameters)
-        warn_outside(self.name, far)
+            else:
+                far += outside(obs, space)
+        warn_outside(type(env).__name__, far)
 
     def actions(self, obs: Any) -> Any:
         """Draw random actions, legal ones if the observation has an action mask."""
         space, seen = self.env.single_action_space, self.env.single_observation_space
-        sampled = self.action_space.sample()
-        actions: Any = tree_of(sampled, lambda part: torch.as_tensor(part, device=self.env.device))
+        actions = tree_of(self.action_space.sample(), lambda part: torch.as_tensor(part, device=self.env.device))
         if not isinstance(seen, spaces.Dict) or ACTION_MASK not in seen.spaces:
             return actions
         check_mask(seen[ACTION_MASK], space, ACTION_MASK)
@@ -126,15 +120,15 @@ class _Probe:
 
     def noise(self) -> Tensor:
         """Draw the noise of one step, `[num_envs, noise_width]`, from the probe's generator."""
-        shape = (self.num_envs, self.env.noise_width)
+        shape = (self.env.num_envs, self.env.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.env.device)
 
     def fault(self, function: str, text: str) -> ValueError:
         """Make the error that names a function of the environment."""
-        return ValueError(f"{self.name}.{function} {text}")
+        return ValueError(f"{type(self.env).__name__}.{function} {text}")
 
     def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
-        """Call a function; check that it does not change its arguments, and, if `pure`, gives the same again."""
+        """Call a function; check that it changes neither its arguments nor the environment, and its `pure`ness."""
         method: Callable[..., Any] = getattr(self.env, function)
         kept = [tree_map(Tensor.clone, argument) for argument in arguments]
         try:
@@ -150,18 +144,16 @@ class _Probe:
             raise self.fault(
                 function, "gave two results for the same arguments; draw random numbers from `noise` only."
             )
-        self.check_attributes(function)
-        return result
-
-    def check_attributes(self, function: str) -> None:
-        """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
+        # What changes an attribute would survive neither compilation nor a resume.
         for key, value in vars(self.env).items():
             if key not in self.attributes:  # a new one may be a cache that is filled once, and must not change then
                 self.attributes[key] = _snapshot(value)
-            elif not _same(value, self.attributes[key]):
+            was, contents = self.attributes[key]
+            if value is not was or not (contents is None or _equal(value, contents)):
                 raise self.fault(
                     function, f"changed self.{key}; what changes from step to step belongs into the state."
                 )
+        return result
 
     def check_state(self, state: Any, function: str, before: Mapping[str, Tensor] | None) -> None:
         """Raise unless a state is a dict of `[num_envs, ...]` tensors, like the one before."""
@@ -169,34 +161,33 @@ class _Probe:
             raise self.fault(function, f"must return the state as a dict of tensors; got {type(state).__name__}.")
         for key, value in state.items():
             self.check_tensor(value, function, f"state[{key!r}]")
-        if before is None:
-            return
-        if state.keys() != before.keys():
+        if before is not None and state.keys() != before.keys():
             raise self.fault(function, f"must keep the state's keys {sorted(before)}; got {sorted(state)}.")
-        for key, value in state.items():
-            old = before[key]
-            if value.shape != old.shape or value.dtype != old.dtype:
-                need, got = f"{list(old.shape)} {old.dtype}", f"{list(value.shape)} {value.dtype}"
+        for key, old in (before or {}).items():
+            need, got = (f"{list(part.shape)} {part.dtype}" for part in (old, state[key]))
+            if need != got:
                 raise self.fault(function, f"must return state[{key!r}] as before, {need}; got {got}.")
 
     def check_tensor(
         self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
         """Raise unless a value is a tensor of `num_envs` rows on the device, and of the form needed."""
+        env = self.env
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
-        if value.ndim == 0 or value.shape[0] != self.num_envs:
-            raise self.fault(function, f"must return {what} as [{self.num_envs}, ...]; got {list(value.shape)}.")
-        if value.device.type != self.env.device.type:
-            raise self.fault(function, f"must return {what} on {self.env.device}; got {value.device}.")
+        if value.ndim == 0 or value.shape[0] != env.num_envs:
+            raise self.fault(function, f"must return {what} as [{env.num_envs}, ...]; got {list(value.shape)}.")
+        if value.device.type != env.device.type:
+            raise self.fault(function, f"must return {what} on {env.device}; got {value.device}.")
         if need is not None and need != (list(value.shape[1:]), value.dtype):
-            got = f"{list(value.shape)} {value.dtype}"
-            raise self.fault(function, f"must return {what} as {[self.num_envs, *need[0]]} {need[1]}{of}; got {got}.")
+            needed, got = f"{[env.num_envs, *need[0]]} {need[1]}{of}", f"{list(value.shape)} {value.dtype}"
+            raise self.fault(function, f"must return {what} as {needed}; got {got}.")
 
-    def check_transition(
-        self, result: Any, before: Mapping[str, Tensor], actions: Tensor | dict[str, Any]
+    def moved(
+        self, before: dict[str, Tensor], actions: Any, *given: Any, pure: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Check what `transition` returned; return the state and where it terminated, `[num_envs]`."""
+        """Call `transition`, check what it returns; return the state and where it terminated, `[num_envs]`."""
+        result = self.call("transition", before, actions, *given, pure=pure)
         if not isinstance(result, tuple) or len(result) != 3:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise self.fault("transition", f"must return (state, rewards, terminated); got {got}.")
@@ -243,14 +234,9 @@ class _Probe:
             raise self.fault("observe", f"returned NaN in {part_name}.")
 
 
-def _snapshot(value: Any) -> Any:
+def _snapshot(value: Any) -> tuple[Any, Tensor | None]:
     """Keep a tensor's contents with the tensor itself, so that both rebinding and writing into it are seen."""
-    return (value, value.clone()) if isinstance(value, Tensor) else (value, None)
-
-
-def _same(value: Any, snapshot: tuple[Any, Tensor | None]) -> bool:
-    original, contents = snapshot
-    return value is original and (contents is None or _equal(value, contents))
+    return value, value.clone() if isinstance(value, Tensor) else None
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -281,7 +267,7 @@ def try_copy(vector_env: Any) -> None:
     far: list[str] = []
     with _kept_random(), warnings.catch_warnings(action="ignore"):
         env = _came(inner.env_fns[0])
-        if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in getattr(inner, "envs", ())):
+        if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in copies_of(inner)):
             return
         layers = [layer for layer in layers_of(env) if not isinstance(layer, OwnResults)]
         try:
@@ -307,21 +293,17 @@ def warn_outside(owner: str, far: Sequence[str]) -> None:
 def _check_own_memory(env: Any) -> None:
     """Raise ValueError if a reset overwrites the last observation of an episode, which a worker sends after it."""
     last, first = _came(_step_at_random, env, _came(env.reset)), _came(env.reset)
-    if last is not _RAISED and first is not _RAISED and _shares_memory(last[0], first[0]):
+    if last is _RAISED or first is _RAISED:
+        return
+    as_array: Any = np.asarray
+    trees = (tree_of(obs, as_array, env.observation_space) for obs, *_ in (last, first))
+    parts = zip(*(flatten_tree("obs", tree).values() for tree in trees), strict=True)
+    if any(itertools.starmap(np.shares_memory, parts)):
         raise ValueError(
             f"{type(env.unwrapped).__name__} overwrites and returns one array, so that an AsyncVectorEnv that resets "
             "copies in the same step sends the first observation of an episode as the last of the one before. Give "
             "GymnasiumEnv the function that makes a copy, with vectorization='async', or take another autoreset_mode."
         )
-
-
-def _shares_memory(one: Any, other: Any) -> bool:
-    """Whether two observations of one space have memory in common."""
-    if isinstance(one, Mapping):
-        return any(_shares_memory(part, other[key]) for key, part in one.items())
-    if isinstance(one, tuple):
-        return any(map(_shares_memory, one, other))
-    return isinstance(one, np.ndarray) and np.shares_memory(one, other)
 
 
 def _try_layer(env: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +26,6 @@ _VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_en
 """Our names and Gymnasium's."""
 # What `gymnasium.make_vec` keeps among the arguments of a spec
 _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
-
 # Running statistics of wrappers that normalise, and what rl8x has for the same.
 _STATISTICS: Final = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 
@@ -130,28 +130,30 @@ def own_results(vector_env: VectorEnv[Any, Any, Any], reported: Collection[str] 
         ValueError: If two of them are one environment.
     """
     inner = vector_env.unwrapped
-    if isinstance(inner, SyncVectorEnv):
-        if len(single_copies(inner)) < len(inner.envs):
-            raise ValueError(
-                f"GymnasiumEnv: {len(inner.envs)} copies are {len(single_copies(inner))} environment(s), which several "
-                "would step in turn: the function that makes a copy must make a new one at each call."
-            )
-        owners: list[Any] = [env if isinstance(env, OwnResults) else OwnResults(env) for env in inner.envs]
-        for owner in owners:
-            owner.reported = reported
-        inner.envs = owners
+    if not isinstance(inner, SyncVectorEnv):
+        return
+    distinct = len({id(copy.unwrapped) for copy in inner.envs})
+    if distinct < len(inner.envs):
+        raise ValueError(
+            f"GymnasiumEnv: {len(inner.envs)} copies are {distinct} environment(s), which several would step in turn: "
+            "the function that makes a copy must make a new one at each call."
+        )
+    owners: list[Any] = [env if isinstance(env, OwnResults) else OwnResults(env) for env in inner.envs]
+    for owner in owners:
+        owner.reported = reported
+    inner.envs = owners
 
 
-def single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
-    """Identify the copies that a vector environment steps in this process."""
-    return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
+def copies_of(vector_env: Any) -> Sequence[Any]:
+    """Return the copies that a vector environment steps in this process."""
+    return getattr(vector_env, "envs", ())
 
 
 def own_statistics(vector_env: Any) -> list[str]:
     """Return the options in whose place wrappers, of all copies or of one, normalise by statistics that they gather."""
     layers = layers_of(vector_env)
     base = layers[0]
-    layers += [layer for copy in getattr(base, "envs", ()) for layer in layers_of(copy)]
+    layers += [layer for copy in copies_of(base) for layer in layers_of(copy)]
     gathering = [layer for layer in layers if getattr(layer, "update_running_mean", True)]
     found = {name for name in _STATISTICS if any(hasattr(layer, name) for layer in gathering)}
     if isinstance(base, AsyncVectorEnv):
@@ -163,7 +165,7 @@ def own_statistics(vector_env: Any) -> list[str]:
 
 def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
     """Return the spec that the copies were made by, None where they were not made by an id."""
-    copies = getattr(vector_env, "envs", None)
+    copies = copies_of(vector_env)
     return copies[0].spec if copies else vector_env.spec
 
 
@@ -176,13 +178,10 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     """Return the time limit that the copies have, as far as they say; of several the largest."""
     limit = getattr(spec_of(vector_env), "max_episode_steps", None)
     # The limits of wrappers are in no spec where no id made the copies; the least of a copy's cuts first.
-    wrapped = [
-        [layer.get_wrapper_attr("_max_episode_steps") for layer in layers_of(copy) if isinstance(layer, TimeLimit)]
-        for copy in getattr(vector_env, "envs", ())
-    ]
-    own_limits = [min(limits, default=None) for limits in wrapped]
-    if any(own is not None for own in own_limits):
-        limit = None if None in own_limits else max(own for own in own_limits if own is not None)
+    limiting = ([layer for layer in layers_of(copy) if isinstance(layer, TimeLimit)] for copy in copies_of(vector_env))
+    limits = [min((each.get_wrapper_attr("_max_episode_steps") for each in own), default=math.inf) for own in limiting]
+    if min(limits, default=math.inf) < math.inf:
+        limit = max(limits)
     limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)
     return limit if limit is not None and 0 < limit < sys.maxsize else None
 
@@ -266,15 +265,15 @@ def _keywords_of(name: str, vectorization: str) -> list[str]:
     spec = gymnasium.spec(name.rpartition(":")[-1])
     entry = spec.vector_entry_point if vectorization == "vector" else spec.entry_point
     maker = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    given = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [] if maker is None else [n for n, each in inspect.signature(maker).parameters.items() if each.kind in given]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    takes = {} if maker is None else inspect.signature(maker).parameters
+    return [name for name, each in takes.items() if each.kind not in variable]
 
 
 def ask_for_final_obs(vector_env: Any) -> None:
-    """Ask Isaac Lab for the observation before a reset, which its config leaves out by default.
+    """Ask Isaac Lab for the observation before a reset, which its config's `compute_final_obs` leaves out by default.
 
-    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset. A config that
-    leaves resets to the caller is refused: that has no form in Gymnasium's API.
+    A config that leaves resets to the caller is refused: that has no form in Gymnasium's API.
     """
     config: Any = getattr(getattr(vector_env, "unwrapped", vector_env), "cfg", None)
     if isinstance(vector_env, VectorEnv) or not hasattr(config, "compute_final_obs"):

@@ -13,29 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
 
-import gymnasium.spaces as spaces
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x.envs.base import Carry, Env, Observation, Step
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch
-from rl8x.envs.checks import check_rows, refuse_observing
-from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.envs.parameters import ResolvedConfig
-from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.checks import refuse_observing
+from rl8x.envs.simulator import SimulatorEnv, as_gymnasium
 from rl8x.envs.team import SharedState, Team, TeamReturn
-from rl8x.plain import frozen
 
 
 class VmasEnv(SimulatorEnv):
     """Agents of VMAS worlds that share a policy.
 
-    All agents must have the same spaces. Row `agent * num_copies + world` is an agent of a world. The values of its
-    `info` that `metrics` names are averaged over episodes.
-
-    Arguments that are not listed here are those of `Env`.
+    All agents must have the same spaces. Row `agent * num_copies + world` is an agent of a world. Arguments that are
+    not listed here are those of `Env`.
 
     Args:
         scenario: Name of a VMAS scenario, or one of your own.
@@ -57,8 +50,6 @@ class VmasEnv(SimulatorEnv):
     """
 
     team: Team
-    made_from: tuple[Any, Mapping[str, Any]]
-
     default_time_limit: ClassVar[int | None] = 200
 
     def __init__(
@@ -89,15 +80,14 @@ class VmasEnv(SimulatorEnv):
             raise ValueError(f"VmasEnv: {error}") from error
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self.team = Team([agent.name for agent in probe.agents], "VmasEnv", **seen)
-        of_agents = ([_gymnasium_space(each) for each in of] for of in (probe.observation_space, probe.action_space))
-        own, self.single_action_space = self.team.common(*of_agents)
+        own, self.single_action_space = self.team.common(
+            map(as_gymnasium, probe.observation_space), map(as_gymnasium, probe.action_space)
+        )
         self.single_observation_space = self.team.space(own)
-        self.episode_metrics = EpisodeMetrics(metrics)
-        self.metric_names = self.episode_metrics.names
-        self.made_from = scenario, frozen({"metrics": metrics, "parameters": parameters, **seen, **kwargs})
+        self._make_from(scenario, metrics, {"parameters": parameters, **seen, **kwargs})
         self.worlds = make_env(scenario, num_envs=num_envs, device=str(device), terminated_truncated=True, **kwargs)
         self._random_state = list(self.worlds.vmas_random_state)
-        bindings = bindings_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
+        bindings = bindings_of(parameters, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
         self._bound = BoundBatch(bindings, self.worlds, resets_itself=False, advice=advice)
         self.parameters = self._bound.parameters
@@ -114,12 +104,10 @@ class VmasEnv(SimulatorEnv):
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
-        agents = [part.clone() for part in actions.unflatten(0, (self.num_agents, -1)).unbind(0)]
+        agents = list(actions.unflatten(0, (self.num_agents, -1)).unbind(0))
         with self._own_random():
             obs, raw_rewards, ended, cut, infos = self.worlds.step(agents)
         rewards = self._joined(raw_rewards)
-        check_rows("VmasEnv", self.num_envs, rewards=rewards)
-        check_rows("VmasEnv", self.num_copies, terminated=ended, truncated=cut)
         terminated, truncated = self.team.for_agents(ended), self.team.for_agents(cut)
         if self.time_limit is not None:
             truncated = truncated | (carry["elapsed"] + 1 >= self.time_limit)
@@ -136,7 +124,7 @@ class VmasEnv(SimulatorEnv):
                 self.worlds.reset_at(world, return_observations=False)
             if over:
                 next_obs = self.team.see(self._joined(self.worlds.get_from_scenario(True, False, False, False)[0]))
-        return self._finish(carry, next_obs, rewards, terminated, truncated, final_obs, parameters, info)
+        return self._finish(carry, parameters, info, next_obs, rewards, terminated, truncated, final_obs)
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
@@ -148,31 +136,12 @@ class VmasEnv(SimulatorEnv):
         finally:
             self._random_state, drawn_by_all[:] = list(drawn_by_all), others
 
-    def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse what VMAS cannot be set to."""
-        super().check_config(resolved, owner)
-        self._bound.check(resolved, owner)
-
-    def _put(self, parameters: Mapping[str, Tensor]) -> None:
-        worlds = {name: value[: self.num_copies] for name, value in parameters.items()}
-        self._bound.put(worlds, self.parameter_state.in_force.given)
-
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 by default; others keep their world."""
+        assert self.made_from is not None
         named = isinstance(self.made_from[0], str)
         return super().another(num_envs, seed=seed, **kwargs) if named else None
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""
         return torch.cat([part.to(torch.float32) for part in parts])
-
-
-def _gymnasium_space(space: Any) -> Any:
-    """Return a space of the old `gym` package, which VMAS makes, as one of Gymnasium's."""
-    kind = type(space).__name__
-    if kind == "Box":
-        low, high = (np.asarray(bound, np.float32) for bound in (space.low, space.high))
-        return spaces.Box(low, high, space.shape, np.float32)
-    if kind == "Discrete":
-        return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if kind == "MultiDiscrete" else space
