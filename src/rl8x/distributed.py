@@ -1,12 +1,7 @@
-"""The ranks of one training, and all communication between them.
-
-`torchrun` starts one process, a rank, for each GPU, or as many as it is told to on CPUs, and tells each by environment
-variables who it is. PyTorch's own engines carry what they say: NCCL between GPUs, gloo between CPUs and for all that is
-not on a device. Without torchrun, or with one rank, nothing is initialised and each of these functions returns at once
-what it was given.
+"""The ranks of one training, which `torchrun` starts, and all communication between them: by NCCL, gloo and sockets.
 
 Every rank makes the same calls in the same order. A rank that dies ends the calls of the others with an error, one that
-hangs after `RL8X_RANK_TIMEOUT_S` seconds (60 unless it is set).
+hangs after `RL8X_RANK_TIMEOUT_S` seconds (60 unless it is set). With one rank each call returns what it was given.
 """
 
 from __future__ import annotations
@@ -100,7 +95,10 @@ class Ranks:
                 # Who it is stands in the environment, where torchrun has put it.
                 engine: Any = dist  # whose types lack some of its names
                 store, rank, size = next(engine.rendezvous("env://", timeout=limit))
-                store = engine.PrefixStore(f"rl8x/{self._attempt}", store)
+                # torchrun may keep one store for all starts, in which a rank would wait for the address of one that was
+                # killed. Agents of several machines do not count starts alike.
+                start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if self.local_size == size else ""
+                store = engine.PrefixStore(f"rl8x/{start}", store)
                 options: dict[str, Any] = {"timeout": limit, "device_id": device}
                 dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, **options)
                 if self.local_size == size <= _MOST_EXCHANGING:
@@ -123,16 +121,6 @@ class Ranks:
             for thread in os.listdir("/proc/self/task"):
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.sched_setaffinity(int(thread), own)
-
-    @property
-    def _attempt(self) -> str:
-        """Identifies this start of the ranks among earlier ones, on one machine.
-
-        torchrun may keep one store for all of them: a rank that finds the address of one that was killed there waits
-        for it in vain. Agents of several machines do not count alike.
-        """
-        alone = self.local_size == self.size
-        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if alone else ""
 
     def _end(self) -> None:
         """Leave the process group, unless the others are lost: NCCL might wait for them."""
@@ -270,31 +258,26 @@ class Ranks:
 
     def collect(self, what: str, content: bytes) -> list[bytes]:
         """Return every rank's bytes, in the order of ranks, on rank 0; on the others nothing."""
-        sizes = self.share(what, len(content))
-        if not self.is_first:
-            if content:
-                with self._explained():
-                    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), 0)
-            return []
-        found = [content]
-        for rank in range(1, self.size):
-            received = torch.empty(sizes[rank], dtype=torch.uint8)
-            if sizes[rank]:
-                with self._explained():
-                    dist.recv(received, rank)
-            found.append(received.numpy().tobytes())
+        self.share(what, None)
+        with self._explained():
+            if not self.is_first:
+                dist.send_object_list([content], dst=0)
+                return []
+            found = [content]
+            for rank in range(1, self.size):
+                received: list[Any] = [None]
+                dist.recv_object_list(received, src=rank)
+                found += received
         return found
 
     def spread(self, what: str, content: bytes) -> bytes:
         """Return rank 0's bytes."""
-        size = self.first(what, len(content))
-        sent = torch.zeros(size, dtype=torch.uint8)
-        if self.is_first and size:
-            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        self.broadcast([sent])
-        return sent.numpy().tobytes()
-
-    # -- shares
+        self.share(what, None)
+        sent: list[Any] = [content]
+        if self.size > 1:
+            with self._explained():
+                dist.broadcast_object_list(sent)
+        return bytes(sent[0])
 
     def share_of(self, number: int) -> int:
         """Return this rank's share of `number` things; the first ranks have one more if they do not divide evenly."""

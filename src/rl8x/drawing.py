@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 _TOLD: Final[set[str]] = set()
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
+_MAX_VALUES: Final = 64  # a parameter with more values is drawn in bins
+_BINS: Final = 12
 
 
 class Curve(NamedTuple):
@@ -60,14 +62,7 @@ _MARKERS: Final = "osD^vPX*"
 
 
 class Drawing(NamedTuple):
-    """A figure.
-
-    Attributes:
-        name: Of its file, without the ending.
-        title: For the page.
-        caption: What is shown, in sentences.
-        draw: Makes it in a theme.
-    """
+    """A figure: the name of its file without the ending, title and caption for the page, what draws it in a theme."""
 
     name: str
     title: str
@@ -76,30 +71,23 @@ class Drawing(NamedTuple):
 
 
 def drawn(drawing: Drawing, theme: Theme, *, titled: bool = False) -> Figure:
-    """Draw a figure."""
+    """Draw a figure; `titled` with its title above all."""
     with _style(theme):
         figure = drawing.draw(theme)
-        if titled:
-            _set_title(figure, drawing.title, theme)
+        if titled and figure.legends:  # as the legend's, since the layout would put both in one place
+            figure.legends[0].set_title(drawing.title)
+            figure.legends[0].get_title().set(fontsize=12, fontweight="bold")
+        elif titled:
+            figure.suptitle(drawing.title, fontsize=12, fontweight="bold", color=theme.text)
     return figure
 
 
 def png(drawing: Drawing, theme: Theme, *, titled: bool = False) -> bytes:
     """Draw a figure and return it as a PNG; the same each time."""
-    figure = drawn(drawing, theme, titled=titled)
+    figure, target = drawn(drawing, theme, titled=titled), io.BytesIO()
     with _style(theme):
-        target = io.BytesIO()
         figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
     return target.getvalue()
-
-
-def _set_title(figure: Figure, title: str, theme: Theme) -> None:
-    """Write a title above all; above a legend there, as its title, since the layout would put both in one place."""
-    if figure.legends:
-        figure.legends[0].set_title(title)
-        figure.legends[0].get_title().set(fontsize=12, fontweight="bold")
-    else:
-        figure.suptitle(title, fontsize=12, fontweight="bold", color=theme.text)
 
 
 @contextmanager
@@ -150,14 +138,14 @@ def _shown_figure() -> type[Figure]:
 
 def wrapped(label: str, width: int = 30) -> str:
     """Break a long label at its commas, so that it fits a panel."""
-    lines = [""]
-    for part in label.split(", "):
-        separator = ", " if lines[-1] else ""
+    first, *rest = label.split(", ")
+    lines = [first]
+    for part in rest:
         if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
             lines[-1] += ","
             lines.append(part)
         else:
-            lines[-1] += separator + part
+            lines[-1] += f", {part}" if lines[-1] else part
     return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
 
 
@@ -236,50 +224,38 @@ def short_ticks(panel: Axes) -> None:
 
 # -- parameters of test cells as axes: values of a grid, or bins of a sample; means of scores along them
 
-_MAX_VALUES = 64  # a parameter with more values is drawn in bins
-_BINS = 12
 
 
 class Axis(NamedTuple):
-    """A test parameter.
-
-    Attributes:
-        name: The parameter.
-        values: The axis's values, ascending, `[values]`: the values of a grid, or the middles of bins.
-        edges: Where the cells of a heat map begin and end, `[values + 1]`.
-        positions: Position of each test cell on the axis, `[cells]`.
-        logarithmic: Whether equal ratios are equal distances.
-        binned: Whether values were put in bins.
-    """
+    """A test parameter as an axis."""
 
     name: str
-    values: Array
-    edges: Array
-    positions: NDArray[np.intp]
-    logarithmic: bool
+    values: Array  # [values], ascending: those of a grid, or the middles of bins
+    edges: Array  # [values + 1], where the cells of a heat map begin and end
+    positions: NDArray[np.intp]  # [cells], of each test cell on the axis
+    logarithmic: bool  # equal ratios are equal distances
     binned: bool
 
 
 def axes_of(cells: pandas.DataFrame) -> tuple[list[Axis], list[str]]:
     """Make an axis of each test parameter that has several values; also returns the names of those without numbers."""
-    axes, others = [], []
-    for name in cells.columns:
-        if cells[name].nunique() < 2:
-            continue
-        if cells[name].dtype.kind in "iuf":
-            axes.append(_axis(str(name), cells[name].to_numpy(dtype=np.float64), len(cells)))
-        else:
-            others.append(str(name))
-    return axes, others
+    varied = cells.loc[:, cells.nunique() > 1]
+    numbers = varied.select_dtypes("number")
+    axes = [_axis(str(name), column.to_numpy(dtype=np.float64), len(cells)) for name, column in numbers.items()]
+    return axes, [str(name) for name in varied.columns.difference(numbers.columns, sort=False)]
 
 
 def _axis(name: str, column: Array, num_cells: int) -> Axis:
     values, index = np.unique(column, return_inverse=True)
-    logarithmic = _is_geometric(values)
+    # Values of a grid that grow by a factor rather than by a difference, over a decade at least.
+    logarithmic = values[0] > 0 and values[-1] >= 10 * values[0] and len(values) > 2 and _is_even(values, True)
     # A sample has a value for each cell; in a grid each occurs in many cells, or all stand at even distances.
     is_sample = len(values) > _BINS and len(values) > num_cells / 2 and not _is_even(values, logarithmic)
     if len(values) <= _MAX_VALUES and not is_sample:
-        return Axis(name, values, _edges(values, logarithmic), index, logarithmic, binned=False)
+        scaled = np.log(values) if logarithmic else values
+        middles = (scaled[1:] + scaled[:-1]) / 2
+        edges = np.array([2 * scaled[0] - middles[0], *middles, 2 * scaled[-1] - middles[-1]])
+        return Axis(name, values, np.exp(edges) if logarithmic else edges, index, bool(logarithmic), binned=False)
     # The median of a sample that is uniform in its logarithm is near the geometric mean of its ends.
     logarithmic = values[0] > 0 and bool(np.median(values) < (values[0] * values[-1]) ** 0.5 * 2 < values[-1] / 4)
     scaled = np.log(values) if logarithmic else values
@@ -293,19 +269,6 @@ def _axis(name: str, column: Array, num_cells: int) -> Axis:
 def _is_even(values: Array, logarithmic: bool) -> bool:
     steps = np.diff(np.log(values) if logarithmic else values)
     return bool(np.allclose(steps, steps.mean(), rtol=0.05))
-
-
-def _is_geometric(values: Array) -> bool:
-    """Return whether the values of a grid grow by a factor rather than by a difference, over a decade at least."""
-    return bool(values[0] > 0 and values[-1] >= 10 * values[0] and len(values) > 2 and _is_even(values, True))
-
-
-def _edges(values: Array, logarithmic: bool) -> Array:
-    """Put an edge in the middle between neighbours, and as far beyond the ends."""
-    scaled = np.log(values) if logarithmic else values
-    middles = (scaled[1:] + scaled[:-1]) / 2
-    edges = np.array([2 * scaled[0] - middles[0], *middles, 2 * scaled[-1] - middles[-1]])
-    return np.exp(edges) if logarithmic else edges
 
 
 def along(scores: Array, axis: Axis) -> Array:
@@ -358,13 +321,10 @@ def scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
 def chosen_axes(cells: pandas.DataFrame, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
     """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn."""
     axes, others = axes_of(cells)
-    notes = [f"{name} has no numbers and is no axis of a figure." for name in others]
-    if parameters is None:
-        return axes, notes
     known = {axis.name: axis for axis in axes}
-    for name in parameters:
+    for name in parameters or ():
         if name not in known:
-            raise ValueError(
-                f"{name!r} is no test parameter with several values; there are {', '.join(known) or 'none'}."
-            )
-    return [known[name] for name in dict.fromkeys(parameters)], notes
+            there = ", ".join(known) or "none"
+            raise ValueError(f"{name!r} is no test parameter with several values; there are {there}.")
+    chosen = axes if parameters is None else [known[name] for name in dict.fromkeys(parameters)]
+    return chosen, [f"{name} has no numbers and is no axis of a figure." for name in others]

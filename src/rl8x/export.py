@@ -279,16 +279,19 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool) -> float:
     Both have a memory of their own, so that what they remember is compared too. Between discrete actions that are as
     good, or as near to what was drawn, to five digits rounding decides: they count as equal.
     """
-    draw = _Observations(policy)
-    largest = 0.0
+    parts = {"/".join(("", *path)): copy.deepcopy(leaf) for path, leaf in leaves(policy.observation_space)}
+    for index, leaf in enumerate(parts.values()):
+        leaf.seed(index)
+    generator, largest = torch.Generator().manual_seed(0), 0.0
     for num in (copies * policy.num_separate for copies in _COPIES):
         state, memory = policy.initial_state(num), policy.memory(num)
         starts = torch.ones(num, dtype=torch.bool)
-        for noise in policy.noise(_STEPS, num, draw.generator):
-            obs = draw(num)
+        for noise in policy.noise(_STEPS, num, generator):
+            drawn = {name: _observed(policy, name, leaf, num, generator) for name, leaf in parts.items()}
+            obs = unflatten_tree("", drawn)
             # Not an algorithm's own way to act, which may be at random for a while.
-            drawn = noise if sampled else None
-            act = Policy.act(policy, obs, state, starts, drawn)
+            own = noise if sampled else None
+            act = Policy.act(policy, obs, state, starts, own)
             expected = flatten_tree("actions", policy.env_actions(act.actions))
             seen = {name: part for name, part in obs.items() if name not in policy.unseen} if policy.unseen else obs
             inputs = flatten_tree("obs", seen) | {f"{_STATE}{name}": part for name, part in memory.items()}
@@ -297,16 +300,17 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool) -> float:
             memory = {name: found[f"{_NEXT}{name}"] for name in memory}
             discrete = {name: part for name, part in expected.items() if not part.is_floating_point()}
             if any(_difference(found.get(name), part) for name, part in discrete.items()):
-                for nearby in _nearby(policy, (obs, state, starts, drawn), draw.generator):
-                    _settle(expected, found, nearby)
+                _settle(policy, expected, found, (obs, state, starts, own), generator)
             state = act.state
             largest = max(largest, *(_difference(found.get(name), part) for name, part in expected.items()))
-            starts = torch.rand(num, generator=draw.generator) < 0.2
+            starts = torch.rand(num, generator=generator) < 0.2
     return largest
 
 
-def _nearby(policy: Policy, given: tuple[Any, ...], generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
-    """Yield what the policy would do if its model gave other numbers from the fifth digit on."""
+def _settle(
+    policy: Policy, expected: dict[str, Tensor], found: Tensors, given: tuple[Any, ...], generator: torch.Generator
+) -> None:
+    """Accept a program's discrete actions that the policy takes if its model's numbers differ from the fifth digit."""
     obs, state, starts, noise = given
     inputs, mask = policy.model_inputs(obs)
     features, _ = policy.policy_features(inputs, state, starts)
@@ -314,14 +318,10 @@ def _nearby(policy: Policy, given: tuple[Any, ...], generator: torch.Generator) 
         shift = _DIGITS * (1.0 + features.abs()) * torch.randn(features.shape, generator=generator)
         params = policy.distribution.from_features(features + shift, mask)
         actions = policy.distribution.mode(params) if noise is None else policy.distribution.sample(params, noise)[0]
-        yield flatten_tree("actions", policy.env_actions(actions))
-
-
-def _settle(expected: dict[str, Tensor], found: Tensors, nearby: Tensors) -> None:
-    """Accept those discrete actions of a program that the policy takes for nearby features."""
-    for name, part in expected.items():
-        if not part.is_floating_point() and name in found and found[name].shape == part.shape:
-            expected[name] = torch.where(found[name] == nearby[name], found[name].to(part.dtype), part)
+        nearby = flatten_tree("actions", policy.env_actions(actions))
+        for name, part in expected.items():
+            if not part.is_floating_point() and name in found and found[name].shape == part.shape:
+                expected[name] = torch.where(found[name] == nearby[name], found[name].to(part.dtype), part)
 
 
 def _difference(found: Tensor | None, expected: Tensor) -> float:
@@ -332,28 +332,16 @@ def _difference(found: Tensor | None, expected: Tensor) -> float:
     return float(each.nan_to_num(nan=torch.inf).amax()) if each.numel() else 0.0
 
 
-class _Observations:
-    """Draws observations; normalised ones with the mean and spread of those that the policy has seen."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.generator = torch.Generator().manual_seed(0)
-        self._leaves = [("/".join(("", *path)), copy.deepcopy(leaf)) for path, leaf in leaves(policy.observation_space)]
-        for index, (_, leaf) in enumerate(self._leaves):
-            leaf.seed(index)
-
-    def __call__(self, num: int) -> Any:
-        """Draw `num` of them, `[num, *obs]` or a dict of them."""
-        return unflatten_tree("", {name: self._drawn(name, leaf, num) for name, leaf in self._leaves})
-
-    def _drawn(self, name: str, leaf: gymnasium.Space[Any], num: int) -> Tensor:
-        rows = torch.from_numpy(np.stack([np.asarray(leaf.sample()) for _ in range(num)])).to(torch_dtype(leaf))
-        if not rows.is_floating_point() or not isinstance(leaf, gymnasium.spaces.Box):
-            return rows
-        low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
-        normal = torch.randn(rows.shape, generator=self.generator).to(rows.dtype)
-        obs_moments = self.policy.obs_moments
-        if obs_moments is not None and (moments := obs_moments.of_part(name)) is not None:
-            return moments.denormalize(normal).clamp(low, high)
-        near = (low.abs() < _FAR) & (high.abs() < _FAR)
-        return torch.where(near, rows, normal.clamp(low, high))
+def _observed(
+    policy: Policy, name: str, leaf: gymnasium.Space[Any], num: int, generator: torch.Generator
+) -> Tensor:
+    """Draw a part of `num` observations; of normalised ones with the mean and spread of what the policy has seen."""
+    rows = torch.from_numpy(np.stack([np.asarray(leaf.sample()) for _ in range(num)])).to(torch_dtype(leaf))
+    if not rows.is_floating_point() or not isinstance(leaf, gymnasium.spaces.Box):
+        return rows
+    low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
+    normal = torch.randn(rows.shape, generator=generator).to(rows.dtype)
+    if policy.obs_moments is not None and (moments := policy.obs_moments.of_part(name)) is not None:
+        return moments.denormalize(normal).clamp(low, high)
+    near = (low.abs() < _FAR) & (high.abs() < _FAR)
+    return torch.where(near, rows, normal.clamp(low, high))

@@ -1,8 +1,7 @@
-"""Naming importable things by dotted path, and importing what a name means: all that a text may make rl8x import.
+"""Importing what a name means, for run files and checkpoints that may come from anybody: importing runs code.
 
-A run file or a checkpoint may come from anybody, and importing a module runs its code. So a name gives only what this
-process has imported already, or what is rl8x's, torch's or Gymnasium's own; anything else needs somebody's trust: the
-user's word for the file (`--trust`, `trust=True`), or that he gave the name himself. `rl8x.trusted` remembers it.
+A name gives what this process has imported already, or what is rl8x's, torch's or Gymnasium's own; anything else needs
+trust: the user's word for the file (`--trust`, `trust=True`), or that he typed the name. `rl8x.trusted` remembers it.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class UntrustedError(ValueError):
 def importing_much() -> Iterator[None]:
     """Disable garbage collection while something large is imported, and exempt the objects that the import made.
 
-    Imports make hundreds of thousands of objects that stay. To look through them again and again takes a fifth of the
-    time of importing torch or MLflow, and half a second when Python ends.
+    They stay, and to look through them takes a fifth of the time of importing torch or MLflow, and 0.5 s at the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -80,10 +78,7 @@ def module_named(text: str) -> str | None:
 
 
 def would_import(text: str) -> str | None:
-    """Return the module that a text would import as a name, else None.
-
-    An id without a version looks like many a text ("left:right"), and names a module only if there is one.
-    """
+    """Return the module that a text would import as a name, else None; "left:right" names one only if there is one."""
     module = module_named(text)
     if module is None or is_dotted(text) or is_gymnasium_id(text):
         return module
@@ -129,24 +124,8 @@ def needs_word(name: str) -> bool:
     return not is_remembered(module, None if named is None or isinstance(named, type) else name)
 
 
-def check_trust(name: str, module: str, trust: Trust) -> None:
-    """Refuse a name, as it stands in a file, that would import a module whose code is not trusted."""
-    top = module.partition(".")[0]
-    if _trusts(name, trust) or module in sys.modules or top in _OWN:
-        return
-    if is_remembered(module):
-        if importlib.util.find_spec(top) is None:  # it is in the working directory
-            sys.path.append(os.getcwd())
-        return
-    changed = " and has changed since you trusted it" if is_changed(module) else ""
-    raise UntrustedError(
-        f"{name!r} would import the module {module!r} and run its code, which is not rl8x's{changed}. If you trust "
-        "that code, say so once: --trust on the command line, trust=True in Python, or import the module first."
-    )
-
-
 def check_gymnasium_id(name: str, trust: Trust) -> None:
-    """Refuse a Gymnasium id whose module does not exist, or is not trusted; see `check_trust`."""
+    """Refuse a Gymnasium id whose module does not exist, or is not trusted."""
     module, colon, own = name.partition(":")
     if ":" in own:
         raise ValueError(f"an id of Gymnasium's looks like module:namespace/Name-v0; got {name!r}.")
@@ -185,17 +164,27 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
 
 
 def _import_module(name: str, path: str, trust: Trust) -> ModuleType:
-    """Import the module of a name that may do so; where the user's word lets it, that is remembered."""
-    check_trust(path, name, trust)
-    is_new = name not in sys.modules and name.partition(".")[0] not in _OWN
+    """Import the module of a name if its code is trusted; where the user's word lets it, that is remembered."""
+    top = name.partition(".")[0]
+    is_new, is_trusted = name not in sys.modules and top not in _OWN, _trusts(path, trust)
+    if is_new and not is_trusted:
+        if not is_remembered(name):
+            changed = " and has changed since you trusted it" if is_changed(name) else ""
+            raise UntrustedError(
+                f"{path!r} would import the module {name!r} and run its code, which is not rl8x's{changed}. If you "
+                "trust that code, say so once: --trust on the command line, trust=True in Python, or import the "
+                "module first."
+            )
+        if importlib.util.find_spec(top) is None:  # it is in the working directory
+            sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(name)
-        if is_new and _trusts(path, trust):
-            remember(module)
-        return module
     except ImportError as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"cannot import {path!r}: {reason}. Is it installed, or in the working directory?") from None
+    if is_new and is_trusted:
+        remember(module)
+    return module
 
 
 def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:

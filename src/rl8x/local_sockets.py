@@ -1,7 +1,6 @@
 """Exchange of vectors between ranks on one machine, over Unix sockets that the calling thread reads and writes itself.
 
-gloo sends and receives in a thread of its own, and waking that thread for each message took a third of a training step
-of a few milliseconds per update (two ranks on two virtual cores, docs/scaling.md).
+To wake gloo's thread for each message took a third of a training step of a few milliseconds (docs/scaling.md).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -36,25 +35,26 @@ class LocalSockets:
         """Send a tensor to other ranks, and receive one of the same size from each."""
         own = _bytes_of(tensor)
         message = memoryview(len(own).to_bytes(_HEADER, "little") + own)
-        sending = dict.fromkeys(received, message)
         found = {rank: bytearray(len(message)) for rank in received}
-        coming = {rank: memoryview(content) for rank, content in found.items()}
-        while sending or coming:
-            for rank, part in [*sending.items()]:
-                sending[rank] = part[self._moved(self._sockets[rank].send, rank, part) :]
-            for rank, part in [*coming.items()]:
-                coming[rank] = part[self._moved(self._sockets[rank].recv_into, rank, part) :]
-                if len(coming[rank]) <= len(own) and found[rank][:_HEADER] != message[:_HEADER]:
+        # What is still to be sent to each rank, and where what comes from it is to go.
+        left = dict.fromkeys(((rank, True) for rank in received), message)
+        left |= {(rank, False): memoryview(content) for rank, content in found.items()}
+        while left:
+            for (rank, sends), part in [*left.items()]:
+                rest = left[rank, sends] = part[self._moved(rank, sends, part) :]
+                if not sends and len(rest) <= len(own) and found[rank][:_HEADER] != message[:_HEADER]:
                     raise RuntimeError(f"rank {rank} sends something else: all ranks must do the same")
-            sending, coming = ({rank: part for rank, part in each.items() if part} for each in (sending, coming))
-            self._wait(sending, coming)
+            left = {way: part for way, part in left.items() if part}
+            if left:
+                self._wait(left)
         for rank, into in received.items():
             _bytes_of(into)[:] = memoryview(found[rank])[_HEADER:]
 
-    def _moved(self, move: Callable[[memoryview], int], rank: int, part: memoryview) -> int:
+    def _moved(self, rank: int, sends: bool, part: memoryview) -> int:
         """Send or receive as much as possible without blocking; return the number of bytes."""
+        peer = self._sockets[rank]
         try:
-            count = move(part)
+            count = peer.send(part) if sends else peer.recv_into(part)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -63,17 +63,16 @@ class LocalSockets:
             raise RuntimeError(f"rank {rank} has closed its connection")
         return count
 
-    def _wait(self, sending: Mapping[int, object], coming: Mapping[int, object]) -> None:
+    def _wait(self, left: Mapping[tuple[int, bool], object]) -> None:
         """Wait until a socket is ready, first by spinning, then asleep."""
-        if not (sending or coming):
-            return
         waited, until = select.poll(), time.perf_counter() + _SPIN_S
-        for rank in {*sending, *coming}:
-            waited.register(self._sockets[rank], select.POLLOUT * (rank in sending) | select.POLLIN * (rank in coming))
+        for rank in {rank for rank, _ in left}:
+            sending, coming = (rank, True) in left, (rank, False) in left
+            waited.register(self._sockets[rank], select.POLLOUT * sending | select.POLLIN * coming)
         while not (ready := waited.poll(0)) and time.perf_counter() < until:
             pass
         if not ready and not waited.poll(min(1000 * self._timeout_s, _MAX_TIMEOUT_MS)):
-            raise RuntimeError(f"rank {min({*sending, *coming})} has timed out")
+            raise RuntimeError(f"rank {min(left)[0]} has timed out")
 
     def close(self) -> None:
         """Close the sockets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -166,7 +166,7 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
 def own_values(value: Any) -> Any:
     """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, and sequences of any class as lists.
 
-    Files can hold those. Texts and fractional numbers of other classes are such too.
+    Files can hold those. Texts and fractional numbers of other classes are made Python's own, too.
     """
     if isinstance(value, np.generic):  # such as np.int64(64)
         return value.item()
@@ -188,26 +188,26 @@ def frozen(value: Any) -> Any:
 
     Whatever else there is, such as a module or a function, stays the same object.
     """
-    if isinstance(value, np.ndarray):
-        value = value.copy()
-        value.flags.writeable = False
-        return value
-    return _copied(value, FrozenDict, FrozenList)
+    return _copied(value, frozen)
 
 
 def thawed(value: Any) -> Any:
     """Copy lists, dicts, arrays and tensors within each other, as plain ones that may be changed."""
-    return value.copy() if isinstance(value, np.ndarray) else _copied(value, dict, list)
+    return _copied(value, thawed)
 
 
-def _copied(value: Any, dict_class: type[dict[Any, Any]], list_class: type[list[Any]]) -> Any:
-    again = frozen if dict_class is FrozenDict else thawed
+def _copied(value: Any, again: Callable[[Any], Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = again is thawed
+        return value
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return dict_class({key: again(item) for key, item in value.items()})
+        copied = {key: again(item) for key, item in value.items()}
+        return copied if again is thawed else FrozenDict(copied)
     if isinstance(value, list):
-        return list_class(map(again, value))
+        return list(map(again, value)) if again is thawed else FrozenList(map(again, value))
     if isinstance(value, set):
         return set(value)
     if isinstance(value, tuple):

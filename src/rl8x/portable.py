@@ -1,8 +1,7 @@
-"""What a policy needs without a trainer: observations as rows and actions as elements, and its file, without pickle.
+"""What a policy needs without a trainer: observations as rows and actions as elements, and its file.
 
-The file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under
-`rl8x`, the JSON that says what the policy is made of, with the digest of the whole file. It is read
-without running code, and makes the policy again without environment, trainer or algorithm.
+A file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under `rl8x`,
+the JSON that says what the policy is made of, with the digest of the whole file. Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ def read_policy(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
     if not isinstance(version, int) or version > _VERSION:
         raise ValueError(f"{name} has version {version!r} of the format; this rl8x reads up to {_VERSION}: update it.")
     if _sealed(content) != content:
-        raise ValueError(
-            f"{name} is no policy that rl8x saved, or damaged (it does not have the digest that was written)."
-        )
+        reason = "it does not have the digest that was written"
+        raise ValueError(f"{name} is no policy that rl8x saved, or damaged ({reason}).")
     return description, tensors
 
 
@@ -114,10 +112,8 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
     for path, leaf in leaves(space):
         name, part = "/".join(("obs", *path)), obs
         for key in path:
-            known = (
-                part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple | list) else {}
-            )
-            part = known.get(key, known.get(int(key) if key.isdecimal() else key))
+            part = {str(i): each for i, each in enumerate(part)} if isinstance(part, tuple | list) else part
+            part = part.get(key) if isinstance(part, Mapping) else None
             if part is None:
                 hint = ""
                 if isinstance(space, gymnasium.spaces.Dict) and not isinstance(obs, Mapping | tuple):

@@ -26,9 +26,7 @@ Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 
 
 class AsymmetricDict(spaces.Dict):
-    """A `Dict` of observations of which a critic alone sees some parts, whatever policy is made for it.
-
-    It has the elements of a `Dict`, and is equal to a `Dict` of the same parts.
+    """A `Dict` of observations of which a critic alone sees some parts; it is equal to a `Dict` of the same parts.
 
     Args:
         parts: The parts by name.
@@ -164,15 +162,22 @@ def _check_parts(space: object, name: str) -> None:
         raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe_space(space)}.")
 
 
+def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    """Return the lowest and the highest number of a space without parts, for all or `[*shape]`."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    return np.zeros(space.shape or ()), np.ones(space.shape or ())
+
+
 def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
     """Raise on the CPU unless whole numbers, `[*, *shape]`, are elements of a space."""
-    if actions.device.type != "cpu":
-        return
-    first = torch.as_tensor(space.start)
-    number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-    wrong = ~((actions >= first) & (actions < first + number))
-    if wrong.any():
-        raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
+    if actions.device.type == "cpu":
+        low, high = map(torch.as_tensor, _bounds(space))
+        wrong = (actions < low) | (actions > high)
+        if wrong.any():
+            raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
 
 
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
@@ -221,21 +226,16 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
 
 
 def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[Any] | None = None) -> Any:
-    """Return nested dicts of tensors from nested dicts and tuples of whatever `convert` makes tensors of.
+    """Return nested dicts of tensors, `[num, *shape]` each, from nested dicts and tuples of what `convert` takes.
 
-    They are `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ... Where the element's `space` is
-    given, it says what has parts: simulators also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
+    A tuple becomes a dict with the keys "0", "1", ... Where the element's `space` is given, it says what has parts:
+    simulators also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
     """
-    if space is not None:
-        if not isinstance(space, spaces.Dict | spaces.Tuple):
-            return convert(element)
-        by_name = element if isinstance(element, Mapping) else {str(i): part for i, part in enumerate(element)}
-        return {key: tree_of(by_name[key], convert, part) for key, part in named_parts(space)}
-    if isinstance(element, tuple):
-        element = {str(i): part for i, part in enumerate(element)}
-    if isinstance(element, Mapping):
-        return {key: tree_of(part, convert) for key, part in element.items()}
-    return convert(element)
+    if not (isinstance(element, Mapping | tuple) if space is None else isinstance(space, spaces.Dict | spaces.Tuple)):
+        return convert(element)
+    by_name = element if isinstance(element, Mapping) else {str(i): part for i, part in enumerate(element)}
+    parts: Any = dict.fromkeys(by_name) if space is None else dict(named_parts(space))  # type: ignore[arg-type]
+    return {key: tree_of(by_name[key], convert, part) for key, part in parts.items()}
 
 
 def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Space[Any], Tensor], Any]) -> Any:
@@ -364,18 +364,12 @@ def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor])
 
 def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor:
     """Return whole numbers `[rows, *leaf.shape]` in their dtype for use; refuse those that are not in the space."""
-    if isinstance(leaf, spaces.Box):
-        if tensor.dtype == torch_dtype(leaf):
-            return tensor
-        low, high = leaf.low, leaf.high
-    elif isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-        tensor = tensor.long()
-        low, high = leaf.start, leaf.start + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec) - 1
-    else:
-        low, high = np.zeros(leaf.shape or ()), np.ones(leaf.shape or ())
+    if isinstance(leaf, spaces.Box) and tensor.dtype == torch_dtype(leaf):
+        return tensor
+    tensor = tensor.long() if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else tensor
     # Of all rows: of images a flag for each number would take as much memory as they do.
     ends = [end.reshape(-1).tolist() for end in (tensor.amin(0), tensor.amax(0))]
-    bounds = [np.asarray(bound).reshape(-1).tolist() for bound in (low, high)]
+    bounds = [np.asarray(bound).reshape(-1).tolist() for bound in _bounds(leaf)]
     for least, most, first, last in zip(*ends, *bounds, strict=True):
         if least < first or most > last:
             allowed, found = f"from {int(first)} to {int(last)}", f"{int(least)} to {int(most)}"

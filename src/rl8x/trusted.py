@@ -13,14 +13,13 @@ import os
 import site
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from rl8x.disk import exposure, is_own_file
+from rl8x.disk import exposure, is_own_file, replace_synced
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
 """By the file of each trusted module: `files`, the digests of it and of what it imports beside it; `called`, functions
@@ -66,19 +65,19 @@ def is_intact(entry: dict[str, Any]) -> bool:
 
 def is_remembered(module: str, function: str | None = None) -> bool:
     """Whether the user trusted a module on this machine, and all its files are as they were; nothing is imported."""
-    known = entries()
-    files = _files_of(module) if known else []
-    for entry in known.values() if files else ():
-        fits = entry["files"].keys() >= set(files) and (function is None or function in entry["called"])
-        if fits and is_intact(entry):
-            return True
-    return False
+    fitting = (entry for entry in _entries_with(module) if function is None or function in entry["called"])
+    return any(map(is_intact, fitting))
 
 
 def is_changed(module: str) -> bool:
     """Whether a module was trusted when its files were others."""
-    files = _files_of(module)
-    return any(entry["files"].keys() >= set(files) and not is_intact(entry) for entry in entries().values() if files)
+    return not all(map(is_intact, _entries_with(module)))
+
+
+def _entries_with(module: str) -> list[dict[str, Any]]:
+    known = entries()
+    files = set(_files_of(module)) if known else set()
+    return [entry for entry in known.values() if files and entry["files"].keys() >= files]
 
 
 def remember(module: ModuleType, function: str | None = None) -> None:
@@ -120,15 +119,11 @@ def _write(known: Entries) -> bool:
     """Replace the file by another of this user alone; False where that is impossible or others could change it."""
     file = memory()
     with contextlib.suppress(OSError):
-        if not file.is_absolute():
-            return False
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if exposure(file.parent) is None:
-            descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=".trusted-")  # of mode 0600
-            with open(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(known, stream, indent=1)
-            os.replace(beside, file)
-            return True
+        if file.is_absolute():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if exposure(file.parent) is None:
+                replace_synced(file, json.dumps(known, indent=1).encode(), mode=0o600)
+                return True
     return False
 
 
@@ -150,20 +145,20 @@ def _beside(module: ModuleType, main: str) -> dict[str, str]:
     root = str(above[min(depth, len(above) - 1)])
     installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
     roots = [os.path.realpath(path) for path in installed]
+
+    def lies_in(file: str, folder: str) -> bool:
+        return file.startswith(os.path.join(folder, ""))
+
     digests = {}
     for name, other in list(sys.modules.items()):
         file, first = _file_of(other), name.partition(".")[0]
         if file is None or first in _OWN:
             continue
-        is_local = _lies_in(file, root) and root not in roots and not any(_lies_in(file, path) for path in roots)
+        is_local = lies_in(file, root) and root not in roots and not any(lies_in(file, path) for path in roots)
         digest = _digest(file) if first == top or is_local else None
         if digest is not None:
             digests[file] = digest
     return digests
-
-
-def _lies_in(file: str, folder: str) -> bool:
-    return file.startswith(os.path.join(folder, ""))
 
 
 def _files_of(module: str) -> list[str]:
@@ -174,12 +169,11 @@ def _files_of(module: str) -> list[str]:
         name = ".".join(names[:length])
         spec = _spec(name, folders) or (PathFinder.find_spec(name, [os.getcwd()]) if length == 1 else None)
         folders = None if spec is None else spec.submodule_search_locations
-        if spec is not None and spec.has_location and spec.origin is not None:
-            files.append(os.path.realpath(spec.origin))
-        elif folders is None or length == len(names):
+        origin = spec.origin if spec is not None and spec.has_location else None
+        if (origin if length == len(names) else folders) is None:
             return []  # there is none, or none that is a file
-        if folders is None and length < len(names):
-            return []
+        if origin is not None:
+            files.append(os.path.realpath(origin))
     return files
 
 

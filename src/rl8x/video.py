@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import importlib.util
 import io
 import itertools
 import math
@@ -44,6 +45,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
 
+_FORMATS: Final = (".gif", ".mp4")
 _MAX_FPS: Final = 30.0  # above it frames are left out
 _LAST_S: Final = 1.0  # for which the last frame of an episode is shown
 _MAX_WIDTH: Final = 960  # of several copies side by side, where they draw themselves
@@ -181,9 +183,11 @@ def film(
             ends.append(moment)
             yield from [camera.frame() if frame is None else frame] * round(_LAST_S * rate / every)
 
-    data, count = WRITERS[suffix.lower()](all_frames(), rate / every)
+    suffix, number = suffix.lower(), itertools.count()
+    counted = (frame for frame in all_frames() if next(number) >= 0)
+    data = (_gif if suffix == ".gif" else _mp4)(counted, rate / every)
     returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
-    return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
+    return Film(data, suffix, next(number), returns, lengths, np.stack([~end.running[:shown] for end in ends]))
 
 
 def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
@@ -255,8 +259,10 @@ class Camera:
         """Take note of a moment; a copy whose episode had ended before it stays as it is."""
         if self._moment is None:
             self._parameters = on_host(moment.parameters)
+            units = {name: parameter.unit for name, parameter in self._env.parameters.items()}
             shown = [name for name in self._env.config if name in self._parameters]
-            self._titles = [_title(self._env, numbers_of(self._parameters, copy), shown) for copy in self._copies]
+            for values in (numbers_of(self._parameters, copy) for copy in self._copies):
+                self._titles.append(", ".join(f"{name} {values[name]:.4g} {units[name]}".rstrip() for name in shown))
         else:
             self._went_on = self._moment.running
         self._moment = moment
@@ -309,11 +315,6 @@ class Camera:
         return np.asarray(tile)
 
 
-def _title(env: Env, parameters: Mapping[str, float], shown: Iterable[str]) -> str:
-    units = {name: parameter.unit for name, parameter in env.parameters.items()}
-    return ", ".join(f"{name} {parameters[name]:.4g} {units[name]}".rstrip() for name in shown)
-
-
 def _wrapped(title: str, width: int) -> list[str]:
     """Break a title at its commas into lines of at most `width` pixels, where that is possible."""
     lines: list[str] = []
@@ -356,94 +357,70 @@ def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
 
 def check_format(suffix: str) -> None:
     """Refuse what no film can be written as."""
-    if suffix.lower() not in WRITERS:
-        raise ValueError(f"a film is one of {', '.join(WRITERS)}; got {suffix!r}.")
-    if suffix.lower() != ".gif":
-        try:
-            import imageio.v2  # noqa: F401
-            import imageio_ffmpeg  # noqa: F401
-        except ImportError:
-            raise ImportError(f"a {suffix} needs imageio: pip install 'rl8x[video]'. A .gif needs nothing.") from None
+    if suffix.lower() not in _FORMATS:
+        raise ValueError(f"a film is one of {', '.join(_FORMATS)}; got {suffix!r}.")
+    if suffix.lower() != ".gif" and not all(map(importlib.util.find_spec, ("imageio", "imageio_ffmpeg"))):
+        raise ImportError(f"a {suffix} needs imageio: pip install 'rl8x[video]'. A .gif needs nothing.")
 
 
-def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
-    """Return the content of a GIF, which repeats itself, and the number of its frames."""
-    count = itertools.count()
-    images = in_few_colours(frame for frame in frames if next(count) >= 0)
-    target = io.BytesIO()
+def _gif(frames: Iterator[Picture], rate: float) -> bytes:
+    """Return the content of a GIF, which repeats itself."""
+    images, target = in_few_colours(frames), io.BytesIO()
     next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
-    return target.getvalue(), next(count)
+    return target.getvalue()
 
 
 def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
-    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space."""
+    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space.
+
+    That, and to look colours up in a table rather than in Pillow, takes half of the time and of the space.
+    """
     from PIL import Image
 
-    palette = _Palette(np.zeros((0, 3), np.uint8))
+    palette: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
     misfits = 0
     for frame in frames:
-        few = None if misfits > _MAX_MISFITS else palette.image(frame)
-        if few is None:
-            few = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
-            misfits += 1
-            if misfits <= _MAX_MISFITS:
-                order = np.argsort(few.histogram()[:256])[::-1]
-                colours = np.array(few.getpalette(), dtype=np.uint8).reshape(-1, 3)
-                palette = _Palette(colours[order[order < len(colours)]])
+        if palette is not None:
+            colours, nearest = palette
+            indices = nearest[_cubes(frame)]
+            if np.abs(colours[indices][::2, ::2].astype(np.int16) - frame[::2, ::2]).mean() <= _PALETTE_ERROR:
+                image = Image.fromarray(indices, "P")
+                image.putpalette(colours.tobytes())
+                yield image
+                continue
+        few = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
+        misfits += 1
+        palette = _palette(few) if misfits <= _MAX_MISFITS else None
         yield few
 
 
-class _Palette:
-    """Colours, and which replaces any other: one with equal 5 bits of red, green and blue, or the nearest."""
-
-    def __init__(self, colours: NDArray[np.uint8]) -> None:
-        self.colours = colours
-        if not len(colours):
-            return
-        level = np.arange(32) * 8 + 4
-        cubes = np.stack(np.meshgrid(level, level, level, indexing="ij"), -1).reshape(-1, 3).astype(np.float32)
-        found = colours.astype(np.float32)
-        distances = (found**2).sum(1) - 2 * cubes @ found.T
-        self._nearest = distances.argmin(1).astype(np.uint8)
-        self._nearest[self._cubes(colours[::-1])] = np.arange(len(colours), dtype=np.uint8)[::-1]
-
-    @staticmethod
-    def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
-        red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
-        return (red << 10 | green << 5 | blue).astype(np.uint16)
-
-    def image(self, frame: Picture) -> Any:
-        """Return a frame in these colours; None where they do not fit."""
-        from PIL import Image
-
-        if not len(self.colours):
-            return None
-        indices = self._nearest[self._cubes(frame)]
-        errors = np.abs(self.colours[indices][::2, ::2].astype(np.int16) - frame[::2, ::2])
-        if errors.mean() > _PALETTE_ERROR:
-            return None
-        image = Image.fromarray(indices, "P")
-        image.putpalette(self.colours.tobytes())
-        return image
+def _palette(image: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return an image's colours, and which replaces any other: one with equal 5 bits of each part, or the nearest."""
+    order = np.argsort(image.histogram()[:256])[::-1]
+    colours = np.array(image.getpalette(), dtype=np.uint8).reshape(-1, 3)
+    colours = colours[order[order < len(colours)]]
+    level = np.arange(32) * 8 + 4
+    cubes = np.stack(np.meshgrid(level, level, level, indexing="ij"), -1).reshape(-1, 3).astype(np.float32)
+    found = colours.astype(np.float32)
+    nearest = ((found**2).sum(1) - 2 * cubes @ found.T).argmin(1).astype(np.uint8)
+    nearest[_cubes(colours[::-1])] = np.arange(len(colours), dtype=np.uint8)[::-1]
+    return colours, nearest
 
 
-def _write_mp4(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
-    """Return the content of a video (H.264) and the number of its frames."""
+def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """Return the first 5 bits of red, green and blue as one number."""
+    red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
+    return (red << 10 | green << 5 | blue).astype(np.uint16)
+
+
+def _mp4(frames: Iterator[Picture], rate: float) -> bytes:
+    """Return the content of a video (H.264)."""
     import imageio.v2 as imageio
 
-    count = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"
         opened: Any = imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8)
         with opened as writer:
             for frame in frames:
                 writer.append_data(frame)
-                count += 1
-        return path.read_bytes(), count
-
-
-WRITERS: Final[dict[str, Callable[[Iterator[Picture], float], tuple[bytes, int]]]] = {
-    ".gif": _write_gif,
-    ".mp4": _write_mp4,
-}
-"""What writes frames, of so many a second, in the format of a suffix: the content, and the number of frames."""
+        return path.read_bytes()

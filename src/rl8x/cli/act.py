@@ -36,16 +36,13 @@ _ENV: Final = "Act in this environment.  [default: where the run trained, or eva
 
 
 class Acting(NamedTuple):
-    """Who acts where.
+    """Who acts where."""
 
-    `policy` is a `Policy`, or None where actions are random. `trained_config` is the `env_config` of the training's
-    next reset, of what moves where it stood; of a run that learned from data what it evaluated under; empty in another
-    environment than the run's. `source` says whose it is.
-    """
-
-    policy: Any
+    policy: Any  # a `Policy`; None where actions are random
     maker: Callable[..., Env]
     algorithm: str
+    # The `env_config` of the training's next reset, of what moves where it stood; of a run that learned from data what
+    # it evaluated under; empty in another environment than the run's. `source` says whose it is.
     trained_config: Mapping[str, Any]
     source: str = ""
 
@@ -158,14 +155,16 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
         check_format(Path(out).suffix)
         check_file(out, "--output")
     words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
-    axes = [_axis(text) for text in grid]
-    crossed = _crossed(axes)
+    axes = _axes(grid)
+    # Every combination of two lists, the first one's changing fastest.
+    cells = make_cells(dict(reversed(axes.items())), called="--grid") if axes else {}
+    crossed = {name: cells[name].tolist() for name in axes}
     number = _copies(words, crossed, copies)
     acting = load_acting(run, env, auto=how.pop("auto"), trust=how.pop("trust"))
     policy: Policy = acting.policy
     how |= {"deterministic": not how.pop("sample"), "state_reset_every": policy.state_reset_every}
     if out is not None:
-        columns = len(axes[0][1]) if len(axes) > 1 else None
+        columns = len(next(iter(axes.values()))) if len(axes) > 1 else None
         options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
         made = make_filmed(acting.maker, number, device=policy.device, seed=how["seed"])
         with contextlib.closing(made) as environment:
@@ -183,22 +182,18 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
     return 0
 
 
-def _axis(text: str) -> tuple[str, list[Any]]:
-    """Read an option --grid."""
-    name, equals, values = text.partition("=")
-    parsed = [parse_value(value) for value in values.split(",") if value.strip()]
-    if not name or not equals or not parsed:
-        raise UserError(f"--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got {text!r}.")
-    return name.strip(), parsed
-
-
-def _crossed(axes: Sequence[tuple[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Return the values of each copy, of every combination of two lists at most, the first one's changing fastest."""
-    names = [name for name, _ in axes]
-    if len(axes) > 2 or len(set(names)) < len(names):
-        raise UserError(f"--grid may be given once or twice, for different parameters; got {', '.join(names)}.")
-    crossed = make_cells(dict(reversed(axes)), called="--grid") if axes else {}
-    return {name: crossed[name].tolist() for name in names}
+def _axes(grid: Sequence[str]) -> dict[str, list[Any]]:
+    """Read the options --grid."""
+    axes = []
+    for text in grid:
+        name, equals, values = text.partition("=")
+        axes.append((name.strip(), [parse_value(value) for value in values.split(",") if value.strip()]))
+        if not name or not equals or not axes[-1][1]:
+            raise UserError(f"--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got {text!r}.")
+    if len(axes) > 2 or len(dict(axes)) < len(axes):
+        listed = ", ".join(name for name, _ in axes)
+        raise UserError(f"--grid may be given once or twice, for different parameters; got {listed}.")
+    return dict(axes)
 
 
 def _copies(words: Sequence[str], crossed: Mapping[str, list[Any]], asked: int | None) -> int:
@@ -279,8 +274,17 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     """
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
-    count = how.pop("transitions")
-    target = _new_target(f"{name_for_files(run)}-{count}", how.pop("output"), how.pop("file_format"))
+    count, output = how.pop("transitions"), how.pop("output")
+    name = f"{name_for_files(run)}-{count}"
+    target: Path | str
+    if how.pop("file_format") == "minari":
+        target = output or f"rl8x/{re.sub(r'[^-_0-9A-Za-z]', '-', name)}-v0"
+        check_new_id(target)
+    else:
+        target = Path(output or f"datasets/{name}")
+        if target.exists():
+            raise UserError(f"{target} is there already: give another --output.")
+        check_folder(target.parent, "--output")
     acting = _collecting(run, env, is_random=is_random, auto=how.pop("auto"), trust=how.pop("trust"))
     device = "cpu" if acting.policy is None else acting.policy.device
     made = acting.maker(min(how.pop("num_envs"), count), device=device, seed=how["seed"])
@@ -312,16 +316,3 @@ def _collecting(run: str, env: str | None, *, is_random: bool, auto: bool, trust
         return load_acting(run, env, auto=auto, trust=trust)
     except CheckpointError as error:
         raise UserError(f"{no_env}{error}") from None
-
-
-def _new_target(default: str, output: str | None, file_format: str) -> Path | str:
-    """Return the folder, or the id of Minari's, that the data set is to have, and refuse one that is there."""
-    if file_format == "minari":
-        name = f"rl8x/{re.sub(r'[^-_0-9A-Za-z]', '-', default)}-v0" if output is None else output
-        check_new_id(name)
-        return name
-    folder = Path("datasets") / default if output is None else Path(output)
-    if folder.exists():
-        raise UserError(f"{folder} is there already: give another --output.")
-    check_folder(folder.parent, "--output")
-    return folder

@@ -52,7 +52,6 @@ _UNTRIED: Final = "not tried, as"
 _PROBE: Final = """
 import importlib, json, sys
 for name in sys.argv[1:]:
-    print(json.dumps([name, "begins"]), flush=True)
     try:
         importlib.import_module(name)
         error = None
@@ -115,11 +114,8 @@ def _told(lines: Callable[[], list[str]]) -> list[str]:
 
 
 def _requirements() -> dict[str, list[Any]]:
-    """Return the requirements of the package by extra, with "" for those without one; empty if they are not known.
-
-    A source tree that is on the path without being installed has no metadata.
-    """
-    with contextlib.suppress(Exception):
+    """Return the requirements of the package by extra, with "" for those without one; empty if they are not known."""
+    with contextlib.suppress(Exception):  # of a source tree on the path, which has no metadata
         extras = importlib.metadata.metadata("rl8x").get_all("Provides-Extra") or []
         return {extra: _required("rl8x", extra) for extra in ("", *extras)}
     return {}
@@ -159,17 +155,14 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
         output, end = done.stdout, f"ends Python (exit status {done.returncode})"
     except subprocess.TimeoutExpired as expired:
         output, end = (expired.stdout or b"").decode(), f"is not imported within {_IMPORT_S:.0f} s"
-    errors: dict[str, str | None] = {}
-    machine: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # what a package prints by itself
             name, answer = json.loads(line)
-            if name == "":
-                machine = answer
-            elif name in modules:
-                errors[name] = end if answer == "begins" else answer
-    untried = f"{_UNTRIED} {[*errors][-1]} {end}" if errors else end
-    return {name: errors.get(name, untried) for name in modules}, machine
+            answers[name] = answer
+    last, *untried = [name for name in modules if name not in answers] or [""]
+    errors = answers | {last: end} | dict.fromkeys(untried, f"{_UNTRIED} {last} {end}")
+    return {name: errors[name] for name in modules}, answers.get("", {})
 
 
 def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
@@ -213,8 +206,7 @@ def _devices(machine: dict[str, Any]) -> list[str]:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
     free = f"{memory.total / 1e9:.1f} GB memory, {memory.available / 1e9:.1f} free"
-    lines = [f"cpu, {allowed} of {os.cpu_count()} processors ({platform.machine()}), {free}"]
-    lines += machine.get("gpus", [])
+    lines = [f"cpu, {allowed} of {os.cpu_count()} processors ({platform.machine()}), {free}", *machine.get("gpus", [])]
     if machine and not machine["gpus"]:
         lines.append("no GPU that torch can use" + ("" if machine["cuda"] else ": this build of torch is for CPUs"))
     return lines + ["mps (Apple)"] * bool(machine.get("mps"))
@@ -250,8 +242,7 @@ def _cache() -> list[str]:
     """Say where compiled programs are kept; the folder is read without what imports torch."""
     import platformdirs
 
-    variable = os.environ.get("RL8X_CACHE_DIR")
-    folder = Path(variable or platformdirs.user_cache_dir("rl8x", appauthor=False))
+    folder = Path(os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False))
     if not folder.is_dir():
         return [f"{folder}, not made yet"]
     files = [path for path in folder.iterdir() if path.is_file()]

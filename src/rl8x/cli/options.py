@@ -221,8 +221,7 @@ def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
     env = next((word for word in parameters.get("words") or () if "=" not in word), typed.get("env"))
     if not isinstance(env, str):
         raise UserError(f"--tuned needs the environment's name, as in `rl8x train CartPole --tuned`. {listed()}")
-    with users_mistakes():
-        return load_run_file(tuned_file(env, str(typed.get("algorithm", AlgorithmSpec.algorithm))))
+    return load_run_file(tuned_file(env, str(typed.get("algorithm", AlgorithmSpec.algorithm))))
 
 
 def _typed(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,11 +107,16 @@ def _list(config: Any) -> None:
 
 
 def _summarize(study: Any, frame: Any) -> None:
-    """Print results, failures, and what to do next."""
+    """Print results, of trainings that no cell is inside of why that is, failures, and what to do next."""
+    from rl8x.envs.cells import why_none_is_inside
+    from rl8x.studies import table as columns
+
     if not frame.empty:
         say(table(_rows(frame)))
-        for note in _without_inside(study, frame):
-            say(note)
+        final = frame[frame[columns.FINAL]]
+        for name, has_inside in final.groupby(columns.TRAINING, sort=False)[columns.INSIDE].any().items():
+            if not has_inside:
+                say(f"{name}: {why_none_is_inside(study.config.cells(), study.supports[name])}")
     for label, error in study.failed.items():
         say(f"failed: {label}: {error}")
     if study.failed:
@@ -120,17 +125,6 @@ def _summarize(study: Any, frame: Any) -> None:
         say("the store does not have all of it: the same command sends the rest")
     if not frame.empty:
         say(f"to look at it: rl8x report {shlex.quote(str(study.folder))}")
-
-
-def _without_inside(study: Any, frame: Any) -> list[str]:
-    """Say of each training that no cell is inside of why that is."""
-    from rl8x.envs.cells import why_none_is_inside
-    from rl8x.studies import table as columns
-
-    final = frame[frame[columns.FINAL]]
-    within = final.groupby(columns.TRAINING, sort=False)[columns.INSIDE].any()
-    cells, supports = study.config.cells(), study.supports
-    return [f"{name}: {why_none_is_inside(cells, supports[name])}" for name, has in within.items() if not has]
 
 
 def _rows(frame: Any) -> list[list[str]]:

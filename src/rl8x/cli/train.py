@@ -23,7 +23,6 @@ from rl8x.importing import find_modules_here, texts
 from rl8x.output import counted, say
 
 if TYPE_CHECKING:
-    from rl8x.checkpoint.files import Tracked
     from rl8x.trainers import Trainer, TrainStats
 
 _EXAMPLES: Final = """\b
@@ -174,16 +173,6 @@ def make_trainer(source: str | Path, **options: Any) -> Trainer:
         raise
 
 
-def _tracker_to_same_store(run: RunSpec, saved: Tracked) -> Any:
-    """Make the tracker of a run that the user describes, if it uses the same store as the checkpoint."""
-    from rl8x.tracking.location import locate
-
-    own = run.trainer
-    if own.tracking_uri is None or not own.tracking or saved["tracker"] != "MLflowTracker":
-        return None
-    return own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
-
-
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with.
 
@@ -191,6 +180,7 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     """
     from rl8x.checkpoint import find, listed
     from rl8x.checkpoint.load import find_unfinished
+    from rl8x.tracking.location import locate
 
     place: str | Path = source
     if source == "auto":
@@ -201,9 +191,12 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
         say(f"rl8x: going on with {folder}", err=True)
         place = folder
     checkpoint = find(place, auto=source == "auto")
-    options = {"algorithm": run.make_algorithm(), "tracker": _tracker_to_same_store(run, checkpoint.metadata["run"])}
+    saved, own, algorithm = checkpoint.metadata["run"], run.trainer, run.make_algorithm()
+    tracker = None  # that of the run file, if it uses the store of the checkpoint
+    if own.tracking and own.tracking_uri is not None and saved["tracker"] == "MLflowTracker":
+        tracker = own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
     found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
-    trainer = make_trainer(found, auto=source == "auto", trust=trust, **options)
+    trainer = make_trainer(found, auto=source == "auto", trust=trust, algorithm=algorithm, tracker=tracker)
     trainer.plan(run)
     return trainer
 
