@@ -52,8 +52,6 @@ def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1"})
     points = mlflow_client.get_metric_history(tracker.run_id, "a")
     assert sorted((point.step, point.value) for point in points) == [(step, float(step)) for step in range(20)]
-    monkeypatch.setattr(private, "last_steps", lambda run: None)
-    assert MLflowStore(locate()).last_steps(tracker.run_id) == {"a": 19}  # from the history
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):

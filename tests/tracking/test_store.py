@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric
 
+from rl8x.tracking import private
 from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
@@ -40,7 +41,7 @@ def test_one_call_takes_as_many_points_as_it_says_and_mlflow_1000_at_a_time(stor
         assert 3 * MAX_METRICS < len(points) <= store.most_points
         store.log_points(run_id, points)
     assert sizes == [1000, 1000, 1000, 900, 1000, 300]
-    assert store.last_steps(run_id) == dict.fromkeys(names, 5)
+    assert private.last_steps(store.run(run_id)) == dict.fromkeys(names, 5)
     for name in (names[0], names[-1]):
         assert [(point.step, point.value) for point in store.points(run_id, name)] == [(i, float(i)) for i in range(6)]
 
@@ -131,7 +132,7 @@ def test_what_mlflow_refuses(store):
     run_id = store.create_run(SPEC)
     with pytest.raises(StoreRefusedError, match="Invalid value"):
         store.log_points(run_id, [Point("good", 1.0, 5, 1), Point("bad(", 1.0, 5, 1)])
-    assert store.last_steps(run_id) == {}
+    assert store.metric_names(run_id) == []
     store.log_params(run_id, {"lr": "1"})
     with pytest.raises(StoreRefusedError):
         store.log_params(run_id, {"lr": "2"})

@@ -43,7 +43,7 @@ from rl8x.tracking.journal import (
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.repeats import JournalRepeats, LoggedRow, read_rows
+from rl8x.tracking.repeats import LoggedRow, Repeats, read_rows
 from rl8x.tracking.secrets import hide_in_data, logger
 
 _log = logger(__name__)
@@ -85,7 +85,6 @@ class Journal:
         self._ack = ack = self._read_ack()
         self._last_number = ack.memory
         is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
-        is_cut = is_cut and ack.generation == self.header.get("generation", 0)
         # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
         may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
         self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
@@ -146,8 +145,7 @@ class Journal:
         """What has arrived."""
         if self._unsent is None:
             self._ack = self._read_ack()
-            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
-            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
+            if self._ack.offset > self._end:  # of a longer file, before a power cut: all of it is sent again
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
 
@@ -230,7 +228,7 @@ class Journal:
         self.look()
         self.sync_to_disk()
 
-    def repeats(self, since: int) -> JournalRepeats:
+    def repeats(self, since: int) -> Repeats:
         """Return what knows the rows that the journal has now, for a run that is resumed."""
 
         def rows() -> Iterable[LoggedRow]:
@@ -240,7 +238,7 @@ class Journal:
                 return [row for row in read_rows(kept) if row[1] < since]
             return []
 
-        return JournalRepeats(since, rows)
+        return Repeats(since, rows)
 
     def last_time(self) -> int:
         """Return when something was last appended, in milliseconds since 1970."""

@@ -34,7 +34,7 @@ from rl8x.tracking.protocol import (
     metric_step,
     metric_value,
 )
-from rl8x.tracking.repeats import JournalRepeats
+from rl8x.tracking.repeats import Repeats
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, find_journal, has_run, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.shipping import OpenRun
@@ -113,7 +113,7 @@ class MLflowTracker:
         self._journal: Journal | None = None  # of the last run
         self._run: OpenRun | None = None  # while a run goes on
         self._outage = ""
-        self._repeats: JournalRepeats | None = None  # while rows may come again
+        self._repeats: Repeats | None = None  # while rows may come again
         self._by_server = False  # where the store alone knows which
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._names = _name_tables({})
@@ -224,7 +224,6 @@ class MLflowTracker:
             outage_timeout_s=self.outage_timeout_s,
             timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
-            fresh=resume is None,
             sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )
         if self.thinning is not None:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rl8x.output import described
-from rl8x.tracking.repeats import JournalRepeats, LoggedRow
+from rl8x.tracking.repeats import LoggedRow, Repeats
 from rl8x.tracking.secrets import logger
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -362,7 +362,7 @@ class MemoryTracker:
         self.artifacts: list[str] = []
         self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
-        self._repeats: JournalRepeats | None = None  # of the rows that were there at a resume
+        self._repeats: Repeats | None = None  # of the rows that were there at a resume
         self._num_known = 0
         self._open = self._keeps_status = False
 
@@ -388,7 +388,7 @@ class MemoryTracker:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
             known: list[LoggedRow] = [(row.step, 0, row.metrics) for row in self.rows]
-            self._repeats, self._num_known = JournalRepeats(1, known.copy), len(known)
+            self._repeats, self._num_known = Repeats(1, known.copy), len(known)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"

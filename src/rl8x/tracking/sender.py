@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from rl8x.disk import replace_synced
 from rl8x.tracking.artifacts import checked_copy, kept_path
-from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
+from rl8x.tracking.journal import LOST_ROWS_TAG, Ack, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -30,7 +29,7 @@ from rl8x.tracking.protocol import (
     legal_name,
     metric_step,
 )
-from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, left_behind
+from rl8x.tracking.repeats import NOT_OF_A_COURSE, LeftBehind, LoggedRow, Point, Repeats, counting, left_behind
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
@@ -71,21 +70,20 @@ class Sender:
         store: MLflowStore,
         *,
         new_tags: Callable[[], Mapping[str, str]] = dict,
-        fresh: bool = False,
         late: bool = False,
         is_default: bool = False,
     ) -> None:
-        """Take what is known: tags of a new run, whether it cannot be there yet, or may have gone on elsewhere."""
+        """Take what makes the tags of a new run, whether it may have gone on elsewhere, and is in the default store."""
         self.journal, self.store = journal, store
         self.is_over = self.is_resumed = False  # by another process
         self.owned = bool(journal.header.get("owns", True))  # rl8x began it, and not the user
         self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self.num_rows = 0
-        self._new_tags, self._fresh, self._late, self._is_default = new_tags, fresh, late, is_default
+        self._new_tags, self._late, self._is_default = new_tags, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
         self._start_time: int | None = None
-        self._repeats: ServerRepeats | None = None
+        self._repeats: Repeats | None = None  # where rows may come again, and the server alone knows which
         self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
         self._left: LeftBehind | None = None  # what the run has been said to have left behind
         self._failures = 0  # how often in a row the entry that is next failed while the store worked
@@ -120,20 +118,17 @@ class Sender:
                 self.journal.acknowledge(run_name=kept, name_is_free=is_free)
 
     def _find_or_create(self) -> str:
-        """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
-        header = self.journal.header
+        """Find or make the run; of one that was asked for before, the answer may have been lost."""
+        header, was_asked_for = self.journal.header, self.journal.ack.attempted
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
-        may_exist = self.journal.ack.attempted or not self._fresh
-        run_ids = self.store.find_runs(spec.spool_id) if may_exist else []
-        if run_ids:
-            run_id = run_ids[0]
-        else:
+        found = self.store.find_runs(spec.spool_id)
+        if not found:
             self.journal.acknowledge(attempted=True)
-            run_id = self._create(spec)
-        if may_exist:  # a create that seemed lost may have made an empty run
+        run_id = found[0] if found else self._create(spec)
+        if was_asked_for:  # a create that seemed lost may have made an empty run
             for other in self.store.find_runs(spec.spool_id):
-                if other != run_id and not self.store.last_steps(other):
+                if other != run_id and not self.store.metric_names(other):
                     self.store.delete_run(other)
         return run_id
 
@@ -142,7 +137,7 @@ class Sender:
         unnamed = spec._replace(run_name=None)
         plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
         refused: StoreRefusedError | None = None
-        for candidate in (each for each in (spec, unnamed, plain) for _ in range(TRIES)):
+        for candidate in (spec, unnamed, plain):
             try:
                 run_id = self.store.create_run(candidate, self._new_tags())
             except StoreRefusedError as error:
@@ -164,22 +159,17 @@ class Sender:
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
-            if ack.generation or self.journal.header.get("run_id"):
+            if self.journal.header.get("run_id"):
                 raise
-            flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
-            self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
+            self.journal.acknowledge(**asdict(Ack()))
 
     def _set_aside(self, op: Op, error: Exception) -> None:
         words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
         self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
 
-    def _check(self) -> None:
-        """Raise unless the run is there and active."""
-        self.store.check_run(self.run_id)
-
     def _check_writes(self) -> None:
         """Write what is there already, by the same kind of request as metrics, params and tags."""
-        self._check()
+        self.store.check_run(self.run_id)
         spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
         self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
@@ -190,15 +180,14 @@ class Sender:
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
-    def _tags(self) -> Mapping[str, str]:
-        return self.store.tags(self.run_id)
-
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
         try:
             self._aside = []
             self.ensure()
-            self._repeats = self._repeats_now()
+            ack = self.journal.ack
+            if self._repeats is None and (ack.resumed or self.is_over or self.is_resumed):
+                self._repeats = self._server_repeats(ack.resumed or None)
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
@@ -246,8 +235,11 @@ class Sender:
             self._note_lost_rows()
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
-            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
-            if not ended:  # in another process
+            if self.owned:
+                is_open = self.store.status(self.run_id)[0] == "RUNNING"
+            else:
+                is_open = STATUS_TAG not in self.store.tags(self.run_id)
+            if is_open:  # no other process has ended it
                 self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
 
@@ -379,31 +371,27 @@ class Sender:
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
     def _is_there(self, point: Point) -> bool:
-        """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
-        if not (self.is_over or self.is_resumed):
+        """Whether a process that has gone on with the run has logged a point that was set aside here."""
+        if self._repeats is None:
             return False
         return any(Point(*other).step == point.step for other in self.store.points(self.run_id, point.name))
 
-    def _repeats_now(self) -> ServerRepeats | None:
-        """Return what knows the points that may come again, where the server alone knows them."""
-        if self._repeats is not None or not (self.journal.ack.resumed or self.is_over or self.is_resumed):
-            return self._repeats
-        since, last = None, None
-        if self.journal.ack.resumed:
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                known = json.loads((self.journal.place / KNOWN).read_bytes())
-                since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
-        return self._new_repeats(since, self.store.last_steps(self.run_id) if last is None else last)
+    def _server_repeats(self, since: int | None) -> Repeats:
+        """Return what knows the points that the server has, older than `since` if that is given."""
+        run_id, before = self.run_id, left_behind(self.store.tags(self.run_id))
 
-    def _new_repeats(self, since: int | None, last: Mapping[str, int]) -> ServerRepeats:
-        run_id = self.run_id
+        def rows() -> Iterator[LoggedRow]:
+            points = (
+                Point(*values)
+                for name in self.store.metric_names(run_id)
+                if not name.startswith(NOT_OF_A_COURSE)
+                for values in self.store.points(run_id, name)
+            )
+            kept = ((p.step, p.timestamp, {p.name: p.value}) for p in points if since is None or p.timestamp < since)
+            return counting(kept, before)
 
-        def history(name: str) -> list[Point]:
-            return [Point(*values) for values in self.store.points(run_id, name)]
-
-        repeats = ServerRepeats(since, last, history, self._tags())
-        self._left = repeats.left
-        return repeats
+        self._left = next((left for left in before if left.before == since), None)
+        return Repeats(since, rows, self._left)
 
     def _leave_behind(self, step: int, before: int) -> None:
         """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
@@ -452,7 +440,7 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = self._check if op["op"] in ("text", "curves", *_WITH_FILE) else None
+        check = (lambda: self.store.check_run(self.run_id)) if op["op"] in ("text", "curves", *_WITH_FILE) else None
         self._attempt(op, lambda: changes.update(handler(op) or {}), check)
         return changes
 
@@ -467,7 +455,7 @@ class Sender:
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run_id)
-        tags = self._tags() if present.keys() & op["params"].keys() else {}
+        tags = self.store.tags(self.run_id) if present.keys() & op["params"].keys() else {}
         new, changed, texts = {}, {}, []
         for name, param in op["params"].items():
             value, file = fitted(name, str(param))
@@ -489,7 +477,7 @@ class Sender:
             self._apply(text)
 
     def _apply_tags(self, op: Op) -> None:
-        present = self._tags() if self.is_over else {}
+        present = self.store.tags(self.run_id) if self.is_over else {}
         tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
         self._send_parts(
             list(tags),
@@ -501,7 +489,7 @@ class Sender:
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
         if not self.is_over:
-            left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
+            left = "".join(f"\n\n{each}" for each in left_behind(self.store.tags(self.run_id))[-_MOST_TOLD:])
             text, folder = op["text"], op.get("folder")
             name = self.journal.ack.name_word(self._is_default)
             text = text.replace(f" {folder}", f" {name}") if name and folder else text
@@ -509,7 +497,7 @@ class Sender:
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""
-        present = self._tags()
+        present = self.store.tags(self.run_id)
         if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
         text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
@@ -532,19 +520,16 @@ class Sender:
         self.store.log_model(self.run_id, checked_copy(self.journal.place, op["file"]), op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
-        repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
+        repeats, keeps_status, since = bool(op["repeats"]), bool(op["keeps_status"]), self.journal.ack.resumed
         self._note_lost_rows()  # of the process before, which the disk did not take
         if repeats:
-            # Noted before the first row is compared, as what is sent from here on is on the server too.
-            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run_id)
-            with contextlib.suppress(OSError):
-                replace_synced(self.journal.place / KNOWN, json.dumps({"since": since, "last": last}).encode())
-            self._repeats = self._new_repeats(since, last)
+            since = metric_step(op["t"], "time")
+            self._repeats = self._server_repeats(since)
         if "writer" in self.journal.header and not self.is_over:
             self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.owned and not keeps_status and not self.is_over:
             self._attempt(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
-        return {"resumed": repeats or self.journal.ack.resumed, "finished": keeps_status, "ending": None}
+        return {"resumed": since, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
         self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))

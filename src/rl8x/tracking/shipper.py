@@ -238,9 +238,9 @@ class Tail(threading.Thread):
                 import mlflow.entities  # noqa: F401
             self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
         if self._sender is None:
-            fresh = self._told["fresh"] and journal.ack.run_id is None and not journal.ack.attempted
-            options = {"fresh": fresh, "is_default": self._told["is_default"]}
-            self._sender = Sender(journal, self._store, new_tags=_source_tags, **options)
+            self._sender = Sender(
+                journal, self._store, new_tags=_source_tags, is_default=self._told["is_default"]
+            )
         self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:

@@ -300,12 +300,9 @@ class MLflowStore:
             self._call(self._client.set_terminated, run_id, status, end_time)
         self._check_taken(run_id, lambda run: run.info.status == status)
 
-    def last_steps(self, run_id: str) -> dict[str, int]:
-        """Read the last step of each metric that a run has."""
-        run = self.run(run_id)
-        steps = private.last_steps(run) or {}
-        missing = run.data.metrics.keys() - steps.keys()
-        return steps | {name: max(point.step for point in self.points(run_id, name)) for name in missing}
+    def metric_names(self, run_id: str) -> list[str]:
+        """List the metrics of which a run has points."""
+        return list(self.run(run_id).data.metrics)
 
     def points(self, run_id: str, name: str) -> list[Point]:
         """Read all points of a run's metric, in the order of their timestamps."""
