@@ -15,7 +15,7 @@ from mlflow.entities import Metric
 
 from rl8x.tracking import private
 from rl8x.tracking.location import locate
-from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
 
@@ -101,9 +101,9 @@ def test_runs_are_found_by_their_spool(store):
     other = store.create_run(SPEC._replace(spool_id="other"))
     assert store.find_runs(SPEC.spool_id) == [run_id]
     store.delete_run(other)
-    with pytest.raises(RunGoneError, match=f"run {other} is deleted"):
+    with pytest.raises(StoreDownError, match=f"run {other} is deleted"):
         store.check_run(other)
-    with pytest.raises(RunGoneError):
+    with pytest.raises(StoreDownError):
         store.check_run("none")
 
 
@@ -116,7 +116,7 @@ def test_a_runs_name_and_whether_it_is_the_only_one(store, mlflow_client):
     assert store.run_name(run_id) == ("n", True)
     made_up = store.create_run(SPEC._replace(run_name=None))
     assert store.run_name(made_up) == (mlflow_client.get_run(made_up).info.run_name, True)
-    with pytest.raises(RunGoneError):
+    with pytest.raises(StoreDownError):
         store.run_name("none")
 
 
@@ -142,7 +142,7 @@ def test_what_mlflow_refuses(store):
 def test_a_deleted_experiment_is_named(store, mlflow_client):
     store.create_run(SPEC)
     mlflow_client.delete_experiment(mlflow_client.get_experiment_by_name("e").experiment_id)
-    with pytest.raises(RunGoneError, match="experiment 'e' is deleted"):
+    with pytest.raises(StoreDownError, match="experiment 'e' is deleted"):
         store.create_run(SPEC)
 
 

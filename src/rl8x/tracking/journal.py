@@ -40,6 +40,7 @@ FILES: Final = "files"
 REJECTED: Final = "rejected.jsonl"
 REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed, after a dot at its beginning
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
+NAME_TAG: Final = "mlflow.runName"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
 READ_BYTES: Final = 1 << 20
@@ -359,6 +360,8 @@ def name_of(op: Op) -> str:
     match op:
         case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
             return f"the metric {next(iter(metrics))!r}"
+        case {"op": "tags", "tags": {"mlflow.runName": name}}:
+            return f"the run's name {name!r:.100}"
         case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
             return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
         case {"op": "text", "to": to}:
@@ -367,8 +370,8 @@ def name_of(op: Op) -> str:
             return f"the artifact {file!r:.100}"
         case {"op": "model", "about": {"name": name}}:
             return f"the model {name!r:.100}"
-        case {"op": "open", "experiment": experiment, "run_name": name}:
-            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
+        case {"op": "open", "experiment": experiment}:
+            return f"the experiment {experiment!r:.100}"
     return f"an entry of the kind {op['op']!r:.100}"
 
 

@@ -241,7 +241,11 @@ class MLflowTracker:
         journal = self._reopened(resume)
         own = self._location if going_on else None  # whatever the user has chosen since
         if journal is not None:
-            return journal, own or self._location_of(journal)
+            try:
+                return journal, own or self._location_of(journal)
+            except TrackingError:
+                journal.close()
+                raise
         # It was sent and removed.
         location = own or locate(self.tracking_uri)
         if going_on and self._journal is not None:
@@ -300,16 +304,12 @@ class MLflowTracker:
     def _location_of(self, journal: Journal) -> Location:
         """Find the store for a journal that is there: the one that the user chose, else the one it was made for."""
         chosen = self.tracking_uri or user_tracking_uri()
-        try:
-            if chosen is not None:
-                return locate(chosen)
-            location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
-            if not is_users_own(location, journal.folder):
-                shown = location.shown
-                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
-        except TrackingError:
-            journal.close()
-            raise
+        if chosen is not None:
+            return locate(chosen)
+        location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+        if not is_users_own(location, journal.folder):
+            shown = location.shown
+            raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
         return location
 
     @property
@@ -323,21 +323,17 @@ class MLflowTracker:
         run = self._own_run
         if run is None:
             return
-        self._send_thinned()
+        if self.thinning is not None:  # what was held back, as far as the limits allow, and the file of all rows
+            for step, time_ms, points in self.thinning.rest():
+                self._log_row(step, time_ms, points)
+            if self.thinning.path.exists():
+                self.log_artifact(self.thinning.path)
         self._run = None
         run.end(status, self._now())
         try:
             run.finish()
         finally:
             self._outage = run.outage
-
-    def _send_thinned(self) -> None:
-        """Send what was held back, as far as the limits allow, and the file of all rows."""
-        if self.thinning is not None:
-            for step, time_ms, points in self.thinning.rest():
-                self._log_row(step, time_ms, points)
-            if self.thinning.path.exists():
-                self.log_artifact(self.thinning.path)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
@@ -454,15 +450,13 @@ class MLflowTracker:
         file = self._kept(Path(path))
         if file is None:
             return
-        key = f"{self._running().header['spool_id']}/{file.split('/')[1]}"
+        finite = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
         about = model_about(
             description,
-            key=key,
+            key=f"{self._running().header['spool_id']}/{file.split('/')[1]}",
             name=name,
             step=metric_step(step),
-            metrics=self._names["metric"].legal(
-                {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
-            ),
+            metrics=dict(self._names["metric"].legal(finite)),
             register=register,
             alias=alias,
         )

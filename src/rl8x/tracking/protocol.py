@@ -1,7 +1,6 @@
-"""The `Tracker` protocol, all that the trainer asks of a tracker, with its errors, names, values and steps.
+"""The `Tracker` protocol, all that the trainer asks of a tracker, and the trackers that need no MLflow.
 
-Names, values and steps are checked where they are logged: one bad name spoils a whole request. Beside it the trackers
-that keep nothing, and that keep a run in lists, for scripts that want the numbers and for tests.
+Names, values and steps are checked where they are logged: one bad name spoils a whole request.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from rl8x.output import described
 from rl8x.tracking.repeats import LoggedRow, Repeats
 from rl8x.tracking.secrets import logger
 
+_log = logger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARENT_TAG: Final = "mlflow.parentRunId"
 _TABLES_TAG: Final = "mlflow.loggedArtifacts"
@@ -41,11 +41,7 @@ class StoreRefusedError(Exception):
     """The store answered and will never take this call."""
 
 
-class RunGoneError(StoreDownError):
-    """The run is deleted or not there; it may be restored."""
-
-
-class RunMissingError(RunGoneError):
+class RunMissingError(StoreDownError):
     """The store never had the run, or no longer has it."""
 
 
@@ -99,8 +95,7 @@ class Tracker(Protocol):
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
             resume: `resume_handle` of the run to go on with.
-            repeats: Whether rows may repeat some that the run has, as after a kill; these are then not logged twice.
-                False if the process that logged them continues: all rows are new.
+            repeats: Whether rows may repeat some that the run has, as after a kill, which are not logged twice then.
             keeps_status: Whether the run is over and something is added to it, so that its status stays as it is.
         """
 
@@ -215,7 +210,6 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
     tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})
 
 
-_log = logger(__name__)
 _ValueT = TypeVar("_ValueT")
 
 MAX_NAME_LENGTH = 250
@@ -388,7 +382,7 @@ class MemoryTracker:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
             known: list[LoggedRow] = [(row.step, 0, row.metrics) for row in self.rows]
-            self._repeats, self._num_known = Repeats(1, known.copy), len(known)
+            self._repeats, self._num_known = Repeats(1, lambda: known), len(known)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"
@@ -443,7 +437,7 @@ class MemoryTracker:
             path: Its file, which is not kept.
             description: What it is.
             name: What it is called.
-            about: What else is said of it, such as `step` and `metrics`.
+            about: What else is said of it, such as `step`.
         """
         self.models[name] = {**description, **about}
 

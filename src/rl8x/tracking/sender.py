@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from rl8x.tracking.artifacts import checked_copy, kept_path
-from rl8x.tracking.journal import LOST_ROWS_TAG, Ack, Op, SendingJournal
+from rl8x.tracking.journal import LOST_ROWS_TAG, NAME_TAG, Ack, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -33,17 +33,16 @@ from rl8x.tracking.repeats import NOT_OF_A_COURSE, LeftBehind, LoggedRow, Point,
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
-NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
-_WITH_FILE = ("artifact", "model")
-_MOST_TOLD = 5  # times that a run went back, in its description
-_MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
-TRIES = 3
-_FULL = "database or disk is full|could not extend file"  # sqlite and PostgreSQL
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"
 WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
+TRIES = 3
+_WITH_FILE = ("artifact", "model")
+_MOST_TOLD = 5  # times that a run went back, in its description
+_MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
+_FULL = "database or disk is full|could not extend file"  # sqlite and PostgreSQL
 # An entry that is not as it should be raises these in our own code, today and tomorrow.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ItemT = TypeVar("_ItemT")
@@ -82,7 +81,6 @@ class Sender:
         self._new_tags, self._late, self._is_default = new_tags, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
-        self._start_time: int | None = None
         self._repeats: Repeats | None = None  # where rows may come again, and the server alone knows which
         self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
         self._left: LeftBehind | None = None  # what the run has been said to have left behind
@@ -94,6 +92,11 @@ class Sender:
         assert self.journal.ack.run_id is not None
         return self.journal.ack.run_id
 
+    def _tags(self) -> dict[str, str]:
+        return self.store.tags(self.run_id)
+
+    # -- the run
+
     def ensure(self) -> None:
         """Find or make the run, and look up once what became of it since the journal was written."""
         if self.journal.ack.run_id is None:
@@ -104,8 +107,7 @@ class Sender:
                 self.store.check_run(run_id)
             self.journal.acknowledge(run_id=run_id, attempted=False)
         if self._late:
-            writer = self.store.tags(self.run_id).get(WRITER_TAG)
-            self.is_resumed = writer not in (None, self.journal.header.get("writer"))
+            self.is_resumed = self._tags().get(WRITER_TAG) not in (None, self.journal.header.get("writer"))
             if self.owned:
                 status, end_time = self.store.status(self.run_id)
                 self.is_over = status in STATUSES and (end_time is None or end_time >= self.journal.last_time())
@@ -116,6 +118,9 @@ class Sender:
                 name, is_free = self.store.run_name(self.run_id)
                 kept = name if len(name) <= MAX_NAME_LENGTH else ""  # more than a slot of `ack.json` has room for
                 self.journal.acknowledge(run_name=kept, name_is_free=is_free)
+        since = self.journal.ack.resumed
+        if self._repeats is None and (since or self.is_over or self.is_resumed):
+            self._compare_with_server(since or None)
 
     def _find_or_create(self) -> str:
         """Find or make the run; of one that was asked for before, the answer may have been lost."""
@@ -134,28 +139,27 @@ class Sender:
 
     def _create(self, spec: NewRun) -> str:
         """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
-        unnamed = spec._replace(run_name=None)
-        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
-        refused: StoreRefusedError | None = None
-        for candidate in (spec, unnamed, plain):
+        default = spec._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
+        refused = StoreRefusedError()
+        for candidate in (spec, spec._replace(run_name=None), default, default._replace(run_name=None)):
             try:
                 run_id = self.store.create_run(candidate, self._new_tags())
             except StoreRefusedError as error:
-                refused = refused or error
+                refused = error
                 continue
-            if refused is not None:
-                experiment = spec.experiment if candidate == plain else None
-                self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
+            if candidate.experiment != spec.experiment or candidate.experiment_id != spec.experiment_id:
+                self._set_aside({"op": "open", "experiment": spec.experiment}, refused)
+            if candidate.run_name != spec.run_name:
+                self._set_aside({"op": "tags", "tags": {NAME_TAG: spec.run_name}}, refused)
             return run_id
         raise StoreDownError(str(refused))
 
     def begin_anew_where_gone(self) -> None:
         """Send all rows again to a store that does not have the run, such as a database in place of a deleted one."""
-        ack = self.journal.ack
-        if ack.run_id is None:
+        if self.journal.ack.run_id is None:
             return
         try:
-            self.store.check_run(ack.run_id)
+            self.store.check_run(self.run_id)
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
@@ -163,15 +167,17 @@ class Sender:
                 raise
             self.journal.acknowledge(**asdict(Ack()))
 
-    def _set_aside(self, op: Op, error: Exception) -> None:
-        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
-        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
-
-    def _check_writes(self) -> None:
-        """Write what is there already, by the same kind of request as metrics, params and tags."""
-        self.store.check_run(self.run_id)
-        spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
-        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
+    def end_killed(self) -> None:
+        """End the run of a process that was killed, of which all has been sent."""
+        ending = self.journal.ack.ending
+        if ending is not None:  # which the disk did not take
+            self._note_lost_rows()
+            self._apply_finish(ending)
+        elif not self.journal.ack.finished:
+            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            if not ended:  # by another process
+                self._finish("KILLED", self.journal.last_time())
+        self.journal.acknowledge(finished=True, ending=None)
 
     def _finish(self, status: str, end_time: int) -> None:
         """Set the final status; of a run that the user started, only a tag."""
@@ -180,14 +186,18 @@ class Sender:
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
+    def _note_lost_rows(self) -> None:
+        ending = self.journal.ack.ending
+        if ending is not None and ending.get("lost_rows"):
+            self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
+
+    # -- the journal, in order
+
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
         try:
             self._aside = []
             self.ensure()
-            ack = self.journal.ack
-            if self._repeats is None and (ack.resumed or self.is_over or self.is_resumed):
-                self._repeats = self._server_repeats(ack.resumed or None)
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
@@ -228,26 +238,6 @@ class Sender:
                 break
         self._retry()
 
-    def end_killed(self) -> None:
-        """End the run of a process that was killed, of which all has been sent."""
-        ending = self.journal.ack.ending
-        if ending is not None:  # which the disk did not take
-            self._note_lost_rows()
-            self._apply_finish(ending)
-        elif not self.journal.ack.finished:
-            if self.owned:
-                is_open = self.store.status(self.run_id)[0] == "RUNNING"
-            else:
-                is_open = STATUS_TAG not in self.store.tags(self.run_id)
-            if is_open:  # no other process has ended it
-                self._finish("KILLED", self.journal.last_time())
-        self.journal.acknowledge(finished=True, ending=None)
-
-    def _note_lost_rows(self) -> None:
-        ending = self.journal.ack.ending
-        if ending is not None and ending.get("lost_rows"):
-            self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
-
     def _retry(self) -> None:
         """Try once more what was set aside, and keep what is refused again."""
         ops = self.journal.rejected.entries
@@ -259,8 +249,6 @@ class Sender:
         for op in ops:
             if op["op"] == "m":
                 points += [point for point in self._parsed(op) if not self._is_there(point)]
-            elif op["op"] == "open":
-                self._attempt(op, functools.partial(self._rename, op))
             else:
                 self._apply(op)
         self._log_points(points)
@@ -276,6 +264,19 @@ class Sender:
             if op["op"] in _WITH_FILE and not any(other is op for other in aside):
                 shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
+    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
+        """Acknowledge what has arrived or was set aside."""
+        self._write_aside()
+        self._failures = 0
+        self._compared.clear()
+        self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
+
+    # -- entries that are not taken
+
+    def _set_aside(self, op: Op, error: Exception) -> None:
+        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
+        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
+
     def _write_aside(self) -> None:
         if self._aside:
             for op, reason in self._aside:
@@ -283,33 +284,26 @@ class Sender:
             self.journal.note_rejected()
             self._aside = []
 
-    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
-        self._write_aside()
-        self._failures = 0
-        self._compared.clear()
-        self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
-
-    def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
-        """Make the calls of an op, which is set aside where they alone fail."""
-        self._send([op], lambda _: call(), lambda op: op, check or self._check_writes)
-
-    def _send_parts(
-        self,
-        items: Sequence[_ItemT],
-        size: int,
-        call: Callable[[Sequence[_ItemT]], None],
-        op_of: Callable[[_ItemT], Op],
-    ) -> None:
-        """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
-        for begin in range(0, len(items), size):
-            self._send(items[begin : begin + size], call, op_of, self._check_writes)
+    def _check_writes(self) -> None:
+        """Write what is there already, by the same kind of request as metrics, params and tags."""
+        self.store.check_run(self.run_id)
+        spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
+        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
     def _send(
         self,
         items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], None],
-        op_of: Callable[[_ItemT], Op],
-        check: Callable[[], None],
+        call: Callable[[Sequence[_ItemT]], object],
+        *,
+        size: int = 1,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Send ops or points, at most `size` in a call; those that are not taken are set aside."""
+        for begin in range(0, len(items), size):
+            self._send_batch(items[begin : begin + size], call, check or self._check_writes)
+
+    def _send_batch(
+        self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], check: Callable[[], None]
     ) -> None:
         """Make a call with some items, and set aside those at fault where it fails although the store works.
 
@@ -335,68 +329,16 @@ class Sender:
             if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
                 raise NotNowError(in_words(error), of_entry=True) from error
         if len(items) == 1:
-            self._set_aside(op_of(items[0]), error)
+            item: Any = items[0]
+            is_point = isinstance(item, Point)
+            op = {"op": "m", "t": item.timestamp, "s": item.step, "m": {item.name: item.value}} if is_point else item
+            self._set_aside(op, error)
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            self._send(part, call, op_of, check)
+            self._send_batch(part, call, check)
 
-    def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
-        """Send the points of rows, and note that they have arrived."""
-        if rows:
-            self._log_points([point for points, _, _ in rows for point in points])
-            self._done(*rows[-1][1:])
-            self.num_rows += len(rows)
-            rows.clear()
-
-    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
-        """Return those points of a row that the server did not have when the run was resumed.
-
-        A row is compared once, also where it is sent several times: each that the server has stands for one.
-        """
-        points, repeats = self._parsed(op), self._repeats
-        if not points or repeats is None:
-            return points
-
-        def compare() -> None:
-            if at not in self._compared:
-                row = {point.name: point.value for point in points}
-                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
-            if repeats.left is not None and repeats.left != self._left:
-                self._leave_behind(repeats.left.step, repeats.left.before)
-                self._left = repeats.left
-
-        self._attempt(op, compare)
-        rows = self._compared.get(at, [])
-        return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
-
-    def _is_there(self, point: Point) -> bool:
-        """Whether a process that has gone on with the run has logged a point that was set aside here."""
-        if self._repeats is None:
-            return False
-        return any(Point(*other).step == point.step for other in self.store.points(self.run_id, point.name))
-
-    def _server_repeats(self, since: int | None) -> Repeats:
-        """Return what knows the points that the server has, older than `since` if that is given."""
-        run_id, before = self.run_id, left_behind(self.store.tags(self.run_id))
-
-        def rows() -> Iterator[LoggedRow]:
-            points = (
-                Point(*values)
-                for name in self.store.metric_names(run_id)
-                if not name.startswith(NOT_OF_A_COURSE)
-                for values in self.store.points(run_id, name)
-            )
-            kept = ((p.step, p.timestamp, {p.name: p.value}) for p in points if since is None or p.timestamp < since)
-            return counting(kept, before)
-
-        self._left = next((left for left in before if left.before == since), None)
-        return Repeats(since, rows, self._left)
-
-    def _leave_behind(self, step: int, before: int) -> None:
-        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
-        sentence = self.store.leave_behind(self.run_id, step, before)
-        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
+    # -- rows
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is not a point in it is set aside."""
@@ -413,24 +355,73 @@ class Sender:
                 self._set_aside({**op, "m": {name: value}}, error)
         return points
 
+    def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
+        """Send the points of rows, and note that they have arrived."""
+        if rows:
+            self._log_points([point for points, _, _ in rows for point in points])
+            self._done(*rows[-1][1:])
+            self.num_rows += len(rows)
+            rows.clear()
+
+    def _log_points(self, points: Sequence[Point]) -> None:
+        self._send(points, lambda batch: self.store.log_points(self.run_id, batch), size=self.store.most_points)
+
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
+        began = self.store.start_time(self.run_id) if self.samples else 0
         while self.samples:
-            if self._start_time is None:
-                self._start_time = self.store.start_time(self.run_id)
             time, row = self.samples[0]
-            step = max(0, time - self._start_time) // 1000
-            self._log_points([Point(name, value, time, step) for name, value in row.items()])
+            self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
             self._write_aside()
             self.samples.popleft()
 
-    def _log_points(self, points: Sequence[Point]) -> None:
-        self._send_parts(
-            points,
-            self.store.most_points,
-            lambda batch: self.store.log_points(self.run_id, batch),
-            lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
-        )
+    def _compare_with_server(self, since: int | None) -> None:
+        """Compare rows from now on with the points that the server has, older than `since` if that is given."""
+        run_id, before = self.run_id, left_behind(self._tags())
+
+        def rows() -> Iterator[LoggedRow]:
+            for name in self.store.metric_names(run_id):
+                for point in [] if name.startswith(NOT_OF_A_COURSE) else self.store.points(run_id, name):
+                    _, value, time, step = point
+                    if since is None or time < since:
+                        yield step, time, {name: value}
+
+        self._left = next((left for left in before if left.before == since), None)
+        self._repeats = Repeats(since, lambda: counting(rows(), before), self._left)
+
+    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
+        """Return those points of a row that the server did not have when the run was resumed.
+
+        A row is compared once, also where it is sent several times: each that the server has stands for one.
+        """
+        points, repeats = self._parsed(op), self._repeats
+        if not points or repeats is None:
+            return points
+
+        def compare() -> None:
+            if at not in self._compared:
+                row = {point.name: point.value for point in points}
+                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
+            if repeats.left is not None and repeats.left != self._left:
+                self._leave_behind(repeats.left)
+                self._left = repeats.left
+
+        self._send([op], lambda _: compare())
+        rows = self._compared.get(at, [])
+        return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
+
+    def _is_there(self, point: Point) -> bool:
+        """Whether a process that has gone on with the run has logged a point that was set aside here."""
+        if self._repeats is None:
+            return False
+        return any(step == point.step for _, _, _, step in self.store.points(self.run_id, point.name))
+
+    def _leave_behind(self, left: LeftBehind) -> None:
+        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
+        sentence = self.store.leave_behind(self.run_id, left.step, left.before)
+        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
+
+    # -- other entries
 
     def _apply(self, op: Op) -> dict[str, Any]:
         """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
@@ -440,22 +431,19 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = (lambda: self.store.check_run(self.run_id)) if op["op"] in ("text", "curves", *_WITH_FILE) else None
-        self._attempt(op, lambda: changes.update(handler(op) or {}), check)
+        is_file = op["op"] in ("text", "curves", *_WITH_FILE)
+        check = functools.partial(self.store.check_run, self.run_id) if is_file else None
+        self._send([op], lambda _: changes.update(handler(op) or {}), check=check)
         return changes
 
-    def _rename(self, op: Op) -> None:
-        """Give the run the name that was refused when it was made."""
-        if op.get("experiment") is not None:
-            raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
-        self.store.set_tags(self.run_id, {NAME_TAG: op["run_name"]})
-
     def _apply_open(self, op: Op) -> None:
-        """Do nothing: the run that the header describes has been made."""
+        """Do nothing, as the run that the header describes has been made; see `_create`."""
+        if "version" not in op:
+            raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run_id)
-        tags = self.store.tags(self.run_id) if present.keys() & op["params"].keys() else {}
+        tags = self._tags() if present.keys() & op["params"].keys() else {}
         new, changed, texts = {}, {}, []
         for name, param in op["params"].items():
             value, file = fitted(name, str(param))
@@ -466,30 +454,29 @@ class Sender:
             # MLflow raises on a changed value; a resumed run may well have one, or be back at the first one.
             elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
                 changed[tag] = value
-        self._send_parts(
-            list(new),
-            MAX_PARAMS,
-            lambda names: self.store.log_params(self.run_id, {name: new[name] for name in names}),
-            lambda name: {"op": "params", "params": {name: op["params"][name]}},
-        )
+        self._send_texts("params", op["params"], new, self.store.log_params)
         self._apply_tags({"op": "tags", "tags": changed})
         for text in texts:
             self._apply(text)
 
-    def _apply_tags(self, op: Op) -> None:
-        present = self.store.tags(self.run_id) if self.is_over else {}
-        tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
-        self._send_parts(
-            list(tags),
-            MAX_PARAMS,
-            lambda names: self.store.set_tags(self.run_id, {name: tags[name] for name in names}),
-            lambda name: {"op": "tags", "tags": {name: op["tags"][name]}},
+    def _send_texts(
+        self, kind: str, given: Mapping[str, Any], texts: Mapping[str, str], call: Callable[[str, dict[str, str]], None]
+    ) -> None:
+        """Send params or tags; one that is not taken is set aside as it was given."""
+        self._send(
+            [{"op": kind, kind: {name: given[name]}} for name in texts],
+            lambda ops: call(self.run_id, {name: texts[name] for op in ops for name in op[kind]}),
+            size=MAX_PARAMS,
         )
 
+    def _apply_tags(self, op: Op) -> None:
+        present = self._tags() if self.is_over else {}
+        tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
+        self._send_texts("tags", op["tags"], tags, self.store.set_tags)
+
     def _apply_describe(self, op: Op) -> None:
-        """Renew the description, unless what is there is not what was last written here."""
         if not self.is_over:
-            left = "".join(f"\n\n{each}" for each in left_behind(self.store.tags(self.run_id))[-_MOST_TOLD:])
+            left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
             text, folder = op["text"], op.get("folder")
             name = self.journal.ack.name_word(self._is_default)
             text = text.replace(f" {folder}", f" {name}") if name and folder else text
@@ -497,11 +484,11 @@ class Sender:
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""
-        present = self.store.tags(self.run_id)
-        if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
-            return
-        text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
-        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
+        tags = self._tags()
+        present = tags.get(NOTE_TAG, "")
+        if not present or digest(present) == tags.get(NOTE_DIGEST_TAG):
+            text = text_after(present)[:MAX_TAG_LENGTH]
+            self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
@@ -524,15 +511,15 @@ class Sender:
         self._note_lost_rows()  # of the process before, which the disk did not take
         if repeats:
             since = metric_step(op["t"], "time")
-            self._repeats = self._server_repeats(since)
+            self._compare_with_server(since)
         if "writer" in self.journal.header and not self.is_over:
             self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.owned and not keeps_status and not self.is_over:
-            self._attempt(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
+            self._send([op], lambda _: self.store.set_status(self.run_id, "RUNNING", None))
         return {"resumed": since, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
-        self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))
+        self._leave_behind(LeftBehind(metric_step(op["s"]), metric_step(op["t"], "time")))
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
@@ -540,5 +527,5 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             check_status(status)
             if not self.is_over:  # where only this fails, the journal counts as finished
-                self._attempt(op, lambda: self._finish(status, end_time))
+                self._send([op], lambda _: self._finish(status, end_time))
         return {"finished": True, "ending": None}

@@ -74,6 +74,7 @@ class OpenRun:
         self._answered_at = time.monotonic()
         self._progress = (0, 0)
         self._shipper: _Shipper | None = None
+        self._beat, self._silent_s, self._sent_number = -1, 0, 0
         self._named: set[str] = set()
         self._num_rejected = journal.ack.rejected
         for other in list(_open):
@@ -456,18 +457,19 @@ class LastCall:
 
     def look(self) -> None:
         """Remember an exception that has interrupted the code which logged last, before another takes its place."""
-        error = getattr(sys, "last_value", None)
-        if error is not None and id(error) != self._error_before:
-            if self._code in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]:
-                self._status = status_of(error)
+        error: BaseException | None = getattr(sys, "last_value", None)
+        if error is None or id(error) == self._error_before:
+            return
+        if self._code in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]:
+            self._status = status_of(error)
 
     def status(self, *, at_exit: bool) -> Status:
         """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""
         self.look()
         thread = self._thread()
         if self._status is None and at_exit and thread is not None and thread.daemon and thread.ident is not None:
-            if self._code in [frame.f_code for frame in _frames(sys._current_frames().get(thread.ident))]:
-                return "KILLED"
+            is_cut_off = self._code in [frame.f_code for frame in _frames(sys._current_frames().get(thread.ident))]
+            return "KILLED" if is_cut_off else "FINISHED"
         return self._status or "FINISHED"
 
 

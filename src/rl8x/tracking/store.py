@@ -21,7 +21,7 @@ from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.private import ArtifactFolders, DatabaseFile, add_past_points, has_tables, make_beside, rename_left
-from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
 
@@ -169,7 +169,8 @@ class MLflowStore:
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
-            raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
+            hint = "restore it or use another experiment_name"
+            raise StoreDownError(f"experiment {spec.experiment!r} is deleted; {hint}")
         return str(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
@@ -177,9 +178,9 @@ class MLflowStore:
         self._call(self._client.delete_run, run_id)
 
     def check_run(self, run_id: str) -> None:
-        """Raise `RunGoneError` unless the run is there and active."""
+        """Raise `StoreDownError` unless the run is there and active."""
         if self.run(run_id).info.lifecycle_stage != "active":
-            raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
+            raise StoreDownError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Read a run's name, and whether no other run has it."""
@@ -196,7 +197,7 @@ class MLflowStore:
         if self._location.database is not None:
             points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         for begin in range(0, len(points), MAX_METRICS):
-            self._log_batch(run_id, points[begin : begin + MAX_METRICS], {}, {})
+            self._log_batch(run_id, points[begin : begin + MAX_METRICS])
 
     @property
     def most_points(self) -> int:
@@ -209,7 +210,7 @@ class MLflowStore:
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
-        self._log_batch(run_id, [], params, {})
+        self._log_batch(run_id, params=params)
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
@@ -217,10 +218,14 @@ class MLflowStore:
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
-        self._log_batch(run_id, [], {}, tags)
+        self._log_batch(run_id, tags=tags)
 
     def _log_batch(
-        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
+        self,
+        run_id: str,
+        points: Sequence[Point] = (),
+        params: Mapping[str, str] = MappingProxyType({}),
+        tags: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -229,12 +234,9 @@ class MLflowStore:
         self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            last, present = private.last_steps(run), run.data.tags
-            if last is None:
-                has_points = {metric.key for metric in metrics} <= run.data.metrics.keys()
-            else:
-                has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
-            return bool(has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items())
+            last = private.last_steps(run)
+            has_points = all(metric.key in last and last[metric.key] >= metric.step for metric in metrics)
+            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= run.data.tags.items()
 
         self._check_taken(run_id, has_all)
 
