@@ -140,7 +140,7 @@ def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
     tables = empty_tables()
     monkeypatch.setattr(private, "_migrated", lambda: tables)
-    monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
+    monkeypatch.setattr(private.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("made twice"))
     ensure_database(locate())
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
         assert len(schema(made)) > 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import time
@@ -159,8 +158,7 @@ class MLflowTracker:
         return Whereabouts(self._location, self._journal, self._outage)
 
     def check(self) -> None:
-        """Raise `TrackingError` where MLflow is not installed or the store cannot be written; touches nothing."""
-        _check_installed()
+        """Raise `TrackingError` where the store cannot be written; touches nothing."""
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
@@ -188,7 +186,6 @@ class MLflowTracker:
         """
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
-        _check_installed()
         self._pid = os.getpid()
         self._outage = ""
         if resume is None or self.names_before:
@@ -505,11 +502,6 @@ class MLflowTracker:
         """Return milliseconds since 1970, always more than before: of one step and time MLflow keeps a value once."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("mlflow") is None:
-        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
 def _text(value: object) -> str:

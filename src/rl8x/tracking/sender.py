@@ -8,11 +8,10 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from rl8x.tracking.artifacts import checked_copy, kept_path
-from rl8x.tracking.journal import LOST_ROWS_TAG, NAME_TAG, Ack, Op, SendingJournal
+from rl8x.tracking.journal import LOST_ROWS_TAG, NAME_TAG, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -165,7 +164,8 @@ class Sender:
         except RunMissingError:
             if self.journal.header.get("run_id"):
                 raise
-            self.journal.acknowledge(**asdict(Ack()))
+            flags = dict.fromkeys(("name_is_free", "attempted", "finished"), False)
+            self.journal.acknowledge(0, run_id=None, run_name=None, resumed=0, **flags)
 
     def end_killed(self) -> None:
         """End the run of a process that was killed, of which all has been sent."""
