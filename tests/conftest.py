@@ -47,13 +47,10 @@ gc.set_threshold(50_000, 10, 20)
 # Two workers on two cores: a second thread in each would only wait for the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-# Compiled programs are shared by all workers, and by nothing else.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["RL8X_CACHE_DIR"] = tempfile.mkdtemp(prefix="rl8x-tests-")
-    atexit.register(shutil.rmtree, os.environ["RL8X_CACHE_DIR"], ignore_errors=True)
-# Nor is trust remembered between the user, the workers and the tests.
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="rl8x-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+# Compiled programs are shared by all workers, and by nothing else; trust is not even remembered between workers.
+for _name in ("XDG_CONFIG_HOME", *([] if "PYTEST_XDIST_WORKER" in os.environ else ["RL8X_CACHE_DIR"])):
+    os.environ[_name] = tempfile.mkdtemp(prefix="rl8x-tests-")
+    atexit.register(shutil.rmtree, os.environ[_name], ignore_errors=True)
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
     os.environ.pop(_name, None)
 
@@ -72,18 +69,10 @@ LONGEST = (
     "tests/algorithms/test_conformance.py",
     "tests/test_examples.py",
     "tests/test_site.py",
-    "tests/test_tutorial.py",
-    "tests/cli/test_main.py",
     "tests/trainers/test_auto.py",
     "tests/execution/test_execution.py",
     "tests/tracking/test_shipping.py",
     "tests/studies/test_jobs.py",
-    "tests/test_export.py",
-    "tests/test_secrets.py",
-    "tests/test_processes.py",
-    "tests/trainers/test_record.py",
-    "tests/trainers/test_trainer.py",
-    "tests/trainers/test_moving_parameters.py",
 )
 
 
@@ -169,8 +158,8 @@ def own_environments_are_checked_once():
 
     def check(env) -> None:
         own = type(env).__module__.startswith("rl8x.") and env.capturable and env.parameter_state.due is None
-        key = (env.program_key, repr(env.single_observation_space), repr(env.single_action_space)) if own else None
-        if key is None or key not in checked:
+        key = env.program_key, repr(env.single_observation_space), repr(env.single_action_space)
+        if not own or key not in checked:
             validate(env)
             checked.add(key)
 
@@ -205,11 +194,11 @@ def default_signals():
     A script's background job, such as `make test &`, begins with SIGINT ignored, one under nohup
     with SIGHUP, and so would all that it starts.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    handlers = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL, signal.SIG_DFL)
-    before = [signal.signal(number, handler) for number, handler in zip(numbers, handlers, strict=True)]
+    handlers = {signal.SIGINT: signal.default_int_handler}
+    handlers |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    for number, handler in zip(numbers, before, strict=True):
+    for number, handler in before.items():
         signal.signal(number, handler)
 
 

@@ -90,19 +90,18 @@ def _meant(words: Sequence[str]) -> Callable[[], object] | None:
     if len(words) < 3 or words[0] != sys.executable:
         return None
     _, option, what, *rest = words
+    if not (option == "-m" and what in _MODULES) and not (option == "-c" and "rl8x" in what):
+        return None
 
-    def module() -> None:
+    def do() -> None:
         sys.argv = ["-c", *rest]
-        sys.modules.pop(what, None)  # it is run anew, under another name
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        if option == "-c":
+            exec(what, {"__name__": "__main__"})
+        else:
+            sys.modules.pop(what, None)  # it is run anew, under another name
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
 
-    def code() -> None:
-        sys.argv = ["-c", *rest]
-        exec(what, {"__name__": "__main__"})
-
-    if option == "-m" and what in _MODULES:
-        return module
-    return code if option == "-c" and "rl8x" in what else None
+    return do
 
 
 def _become(do: Callable[[], object], given: dict[str, Any]) -> None:
@@ -127,7 +126,8 @@ def _become(do: Callable[[], object], given: dict[str, Any]) -> None:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         atexit._clear()
-        sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1), _stream(2)
+        streams = [os.fdopen(number, mode, buffering=1, closefd=False) for number, mode in enumerate("rww")]
+        sys.stdin, sys.stdout, sys.stderr = streams
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
         if given["env"] is not None:
             os.environ.clear()
@@ -137,10 +137,6 @@ def _become(do: Callable[[], object], given: dict[str, Any]) -> None:
         _end_as_python(do)
     finally:
         os._exit(1)
-
-
-def _stream(number: int, mode: str = "w") -> Any:
-    return open(number, mode, buffering=1, closefd=False)
 
 
 def _end_as_python(function: Callable[[], object]) -> None:

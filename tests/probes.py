@@ -226,6 +226,24 @@ def weights_of(algorithm):
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
 
+def everything(trainer):
+    """All that its next step depends on, by its place, tensors as their bytes; not times, nor names of segments."""
+    found = {}
+
+    def note(place, part):
+        if isinstance(part, dict):
+            for name, each in part.items():
+                if not name.startswith(("profiling/", "memory/", "segments")):
+                    note(f"{place}.{name}", each)
+        elif isinstance(part, torch.Tensor):
+            found[place] = (part.dtype, part.shape, part.detach().cpu().numpy().tobytes())
+        else:
+            found[place] = repr(part)
+
+    note("", trainer.state_dict())
+    return found
+
+
 def described(function, *tensors):
     """Return what is compiled of a function, or of a loop: its description as JSON, and what loads its library."""
     loop = function if isinstance(function, Loop) else Loop(function, 0, num_items=0)

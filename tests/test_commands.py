@@ -1,13 +1,9 @@
 """Each command that a page, a help text or an example prints is one that its program takes; none is run here."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import click
 import pytest
@@ -32,7 +28,7 @@ class MyConfig(PPOConfig):
 """
 
 
-def of_page(text: str) -> Iterator[str]:
+def of_page(text):
     """The lines of a page's blocks, continued ones as one, and what stands between backticks in its sentences."""
     text = text.replace("\\\n", " ")
     for block in _FENCED.findall(text):
@@ -41,35 +37,32 @@ def of_page(text: str) -> Iterator[str]:
         yield " ".join(span.split())
 
 
-def of_help(name: str) -> Iterator[str]:
-    made = group.get_command(click.Context(group), name).imported()
-    yield from (made.epilog or "").splitlines()
-    yield from of_page(made.help or "")
+def sources():
+    """Where commands are printed, with the lines there."""
+    for path in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        yield name_of(path), of_page(path.read_text())
+    for name in COMMANDS:
+        made = group.get_command(click.Context(group), name).imported()
+        yield f"rl8x {name} --help", [*(made.epilog or "").splitlines(), *of_page(made.help or "")]
+    for path in sorted([*(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.yaml")]):
+        comments = [line.partition("# ")[2] for line in path.read_text().splitlines()]
+        yield "examples", [text for each in comments for text in (each.rpartition(": ")[2], *of_page(each))]
 
 
-def of_examples() -> Iterator[str]:
-    for path in sorted((ROOT / "examples").rglob("*")):
-        if path.suffix in (".py", ".yaml"):
-            comments = (line.partition("# ")[2] for line in path.read_text().splitlines())
-            yield from (text for comment in comments for text in (comment.rpartition(": ")[2], *of_page(comment)))
-
-
-def calls(lines: Iterable[str]) -> Iterator[list[str]]:
-    for line in lines:
-        if match := _CALL.search(line.strip()):
-            yield [*itertools.takewhile(lambda word: word not in _ENDS, shlex.split(match[1], comments=True))]
-
-
-def check(words: list[str]) -> None:
-    """Let a program read its words, and do nothing.
-
-    Raises:
-        click.UsageError: If a command or an option of rl8x does not exist, or a value is not legal.
-        SystemExit: If torchrun refuses its own.
-    """
+def check(words):
+    """Let a program read its words, and do nothing; raises `click.UsageError`, or torchrun's `SystemExit`."""
     program, *rest = words
     if program == "rl8x":
-        check_rl8x(*rest)
+        made = group.get_command(click.Context(group), rest[0])
+        try:
+            # A command that is only named, in a sentence, needs not be whole.
+            if rest[1:]:
+                made.make_context(rest[0], [word for word in rest[1:] if word != "--help"])
+        except click.MissingParameter:
+            return
+        except UserError as error:
+            if not str(error).startswith("there is no run"):
+                raise
     elif program == "torchrun":
         whole = any(word == "-m" or word.endswith(".py") for word in rest)
         started = get_args_parser().parse_args(rest if whole else [*rest, "script.py"])
@@ -82,47 +75,26 @@ def check(words: list[str]) -> None:
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
 
 
-def check_rl8x(name: str, *words: str) -> None:
-    made = group.get_command(click.Context(group), name)
-    # A command that is only named, in a sentence, needs not be whole.
-    if words:
-        try:
-            made.make_context(name, [word for word in words if word != "--help"])
-        except click.MissingParameter:
-            return
-        except UserError as error:
-            if not str(error).startswith("there is no run"):
-                raise
-
-
-def sources() -> Iterator[tuple[str, Iterator[str]]]:
-    for path in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
-        yield name_of(path), of_page(path.read_text())
-    for name in COMMANDS:
-        yield f"rl8x {name} --help", of_help(name)
-    yield "examples", of_examples()
-
-
-def test_the_commands_that_are_printed_are_legal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("mypackage.py", "my_module.py"):
-        (tmp_path / name).write_text(CLASS)
-    for name in ("examples/demo.yaml", "examples/study.yaml"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    for name in ("run.yaml", "settings.yaml", "study.yaml"):
-        (tmp_path / name).write_text("{}")
+def test_the_commands_that_are_printed_are_legal(monkeypatch, tmp_path):
+    (tmp_path / "examples").mkdir()
+    files = dict.fromkeys(("mypackage.py", "my_module.py"), CLASS)
+    files |= dict.fromkeys(("run.yaml", "settings.yaml", "study.yaml"), "{}")
+    files |= {name: (ROOT / name).read_text() for name in ("examples/demo.yaml", "examples/study.yaml")}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    checked: dict[str, int] = {}
+    checked = set()
     for source, lines in sources():
-        for words in calls(lines):
+        for match in filter(None, (_CALL.search(line.strip()) for line in lines)):
+            words = [*itertools.takewhile(lambda word: word not in _ENDS, shlex.split(match[1], comments=True))]
             try:
                 check(words)
             except (Exception, SystemExit) as error:
                 pytest.fail(f"{source}: {shlex.join(words)}: {error!r}")
-            checked[source] = checked.get(source, 0) + 1
-    # All kinds of places are found: blocks of each language, sentences, help and comments.
+            checked.add(source)
     for name in ("mypackage", "my_module"):
         sys.modules.pop(name, None)
+    # All kinds of places are found: blocks of each language, sentences, help and comments.
     pages = {f"docs/{name}.md" for name in ("scaling", "hyperparameters", "export", "datasets")}
-    assert {*pages, "rl8x bench --help", "examples"} <= {*checked}
+    assert {*pages, "rl8x bench --help", "examples"} <= checked

@@ -1,118 +1,27 @@
-"""An environment, condition, distribution, model and algorithm of a package of its own, beside rl8x."""
-
-from __future__ import annotations
+"""Classes of a package of its own, beside rl8x: those of the examples, and algorithms written from the bases."""
 
 import importlib
-import itertools
 import sys
+import uuid
 
 import pytest
+from tests.pages import ROOT
 
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
+from rl8x.envs import CartPole
 from rl8x.replay.recording import record
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
-FILES = {
-    "__init__": "",
-    "env": '''
-import gymnasium.spaces as spaces
-import torch
-
-from rl8x import Env, Parameter
-
-
-class Corridor(Env):
-    """Walk to the right; each step costs, and the end of the corridor ends the episode."""
-
-    single_observation_space = spaces.Box(-100.0, 100.0, (1,))
-    single_action_space = spaces.Discrete(2)
-    parameters = {"length": Parameter(default=4.0, low=1.0, high=50.0, unit="m", description="steps to the end")}
-    terminates = True
-    default_time_limit = 12
-
-    def initial_state(self, parameters, noise):
-        return {"x": torch.zeros(self.num_envs, device=self.device)}
-
-    def transition(self, state, actions, parameters, noise):
-        x = state["x"] + 2 * actions - 1
-        return {"x": x}, -torch.ones_like(x), x >= parameters["length"]
-
-    def observe(self, state, parameters):
-        return state["x"].unsqueeze(-1)
-''',
-    "condition": '''
-from rl8x import Condition
-
-
-class Reached(Condition):
-    """Met when a metric is at least a bound."""
-
-    def __init__(self, name, bound):
-        self.name, self.bound = name, bound
-
-    def judge(self, stats):
-        return stats[self.name] >= self.bound if self.name in stats else None
-
-    @property
-    def metric_names(self):
-        return {self.name}
-''',
-    "model": '''
-from torch import nn
-
-from rl8x import Model
-
-
-class Linear(Model):
-    """One layer."""
-
-    def __init__(self, observation_space, num_features, *, bias=True):
-        super().__init__(observation_space, num_features)
-        self.layer = nn.Linear(1, num_features + 1, bias=bias)
-
-    def forward(self, obs, state, starts):
-        found = self.layer(obs)
-        return found[..., :-1], found[..., -1], state
-''',
-    "distribution": '''
-from rl8x import Distribution
-from rl8x.distributions import Categorical
-
-
-class Sharp(Distribution):
-    """A categorical distribution of logits times a factor, written without inheriting from it."""
-
-    def __init__(self, space, *, factor=2.0):
-        super().__init__(space)
-        self.inner, self.factor = Categorical(space), factor
-        self.num_features, self.num_noise = self.inner.num_features, self.inner.num_noise
-
-    def from_features(self, features, mask=None):
-        return self.inner.from_features(self.factor * features, mask)
-
-    def sample(self, params, noise):
-        return self.inner.sample(params, noise)
-
-    def mode(self, params):
-        return self.inner.mode(params)
-
-    def logp(self, params, actions):
-        return self.inner.logp(params, actions)
-
-    def entropy(self, params):
-        return self.inner.entropy(params)
-''',
-    "climb": '''
+CLIMB = '''
 import dataclasses
 
 import torch
 
 from rl8x import keys
 from rl8x.algorithms import GenericAlgorithmBase, OnlineConfig
-from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.hyperparameters import part_seed
+from rl8x.algorithms.hyperparameters import option, part_seed
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 
@@ -131,93 +40,38 @@ class Climb(GenericAlgorithmBase[ClimbConfig], config=ClimbConfig):
 
     def __init__(self, config, env, seed, env_factory=None):
         super().__init__(config, env, seed, env_factory)
+        spaces = env.single_observation_space, env.single_action_space
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(part_seed(seed, "weights"))
-            spaces = (env.single_observation_space, env.single_action_space)
             self.policy = Policy(*spaces, model_config={"hidden_sizes": []})
         self.horizons = config.make_horizons(self, self.policy)
         self.generator = self.make_generator("climb")
-        self.kept = [weight.detach().clone() for weight in self.policy.parameters()]
-        self.best = torch.tensor(-torch.inf)
+        self.state = {"kept": self.weights().clone(), "best": torch.tensor(-torch.inf)}
 
-    @torch.no_grad()
+    def weights(self):
+        return torch.nn.utils.parameters_to_vector(self.policy.parameters()).detach()
+
     def step(self):
         found = self.rollout[keys.REWARDS][:-1].mean()
-        better = bool(found >= self.best)
+        better = bool(found >= self.state["best"])
         if better:
-            self.best = found
-        for weight, kept in zip(self.policy.parameters(), self.kept, strict=True):
-            if better:
-                kept.copy_(weight)
-            weight.copy_(kept + self.config.sigma * torch.randn(kept.shape, generator=self.generator))
+            self.state = {"kept": self.weights().clone(), "best": found}
+        change = torch.randn(self.state["kept"].shape, generator=self.generator)
+        tried = self.state["kept"] + self.config.sigma * change
+        torch.nn.utils.vector_to_parameters(tried, self.policy.parameters())
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += 1
         return Stats({"climb/kept": float(better)})
 
     def learned_state(self):
-        drawn = self.generator.get_state()
-        return {"policy": self.policy.state_dict(), "kept": self.kept, "best": self.best, "climb": drawn}
+        return {"policy": self.policy.state_dict(), **self.state, "climb": self.generator.get_state()}
 
     def load_learned_state(self, state):
         self.policy.load_state_dict(state["policy"])
-        for kept, saved in zip(self.kept, state["kept"], strict=True):
-            kept.copy_(saved)
-        self.best = state["best"]
+        self.state = {"kept": state["kept"], "best": state["best"]}
         self.generator.set_state(state["climb"])
-''',
-    "on_policy": '''
-import dataclasses
-
-from rl8x import keys
-from rl8x.algorithms import OnPolicyAlgorithm, OnPolicyConfig
-from rl8x.algorithms.base import LR
-from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.on_policy import Objective
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
-from rl8x.functional import explained_variance, generalized_advantages
-from rl8x.policy import Policy
-from rl8x.rollouts.step import actor_critic
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReinforceConfig(OnPolicyConfig):
-    """Hyperparameters of REINFORCE with a learned baseline."""
-
-    gamma: float = option(0.99, "Discount factor.", low=0.0, high=1.0)
-
-
-def losses(policy, batch, state, coefficient, config):
-    """Sum -A log p(a | s) + (V - R)^2 over a minibatch."""
-    found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
-    errors = batch[keys.RETURNS] - found.values
-    return (errors.square() - errors.detach() * found.logp).sum().unsqueeze(0)
-
-
-class Reinforce(OnPolicyAlgorithm[ReinforceConfig], config=ReinforceConfig):
-    """Makes actions likelier by how much more they brought than their states are worth."""
-
-    metrics = ("losses/total", GRAD_NORM, EXPLAINED_VARIANCE, LR)
-    objective = Objective(losses, ("losses/total",), "losses/total")
-    slot = staticmethod(actor_critic)
-
-    def make_policy(self):
-        return Policy(self.env.single_observation_space, self.env.single_action_space, model=self.config.model)
-
-    def targets(self, data):
-        ends = data[keys.FINAL_VALUES], data[keys.TERMINATED], data[keys.TRUNCATED]
-        factors = {"gamma": self.config.gamma, "gae_lambda": 1.0}
-        _, returns = generalized_advantages(data[keys.REWARDS], self.rollout[keys.VALUES], *ends, **factors)
-        return {keys.RETURNS: returns}, explained_variance(data[keys.VALUES], returns, None)
-
-    def learn(self):
-        explained = self.set_targets()
-        with self.updates() as updates:
-            for _ in updates.epochs():
-                for minibatches in updates.minibatches():
-                    updates.step(minibatches)
-        return explained
-''',
-    "off_policy": '''
+'''
+LEAST = '''
 import dataclasses
 
 from rl8x import keys
@@ -262,15 +116,15 @@ class Least(Learner[LeastConfig], config=LeastConfig):
     def finish(self, nets, batch, found):
         nets["target"].polyak_update(nets["q"], batch[TAU])
         return UpdateResult(found)
-''',
-}
-NUMBERS = itertools.count()
+'''
+FILES = {"__init__": "", "climb": CLIMB, "least": LEAST}
+FILES |= {path.stem: path.read_text() for path in (ROOT / "examples").glob("own_*.py")}
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The name of a package in the working directory, which nothing has imported."""
-    name = f"extension_{next(NUMBERS)}"
+    name = f"extension_{uuid.uuid4().hex}"
     (tmp_path / name).mkdir()
     for module, text in FILES.items():
         (tmp_path / name / f"{module}.py").write_text(text)
@@ -279,55 +133,46 @@ def package(tmp_path, monkeypatch):
     return name
 
 
-def found(package, monkeypatch, path):
-    """Return a class of the package, by `module.name`."""
-    monkeypatch.syspath_prepend(".")
-    module, name = path.split(".")
-    return getattr(importlib.import_module(f"{package}.{module}"), name)
-
-
 @pytest.mark.parametrize(
-    "algorithm",
+    "words",
     [
-        (),
-        ("--algorithm", "climb.ClimbConfig", "--sigma", "0.5"),
-        ("--algorithm", "on_policy.ReinforceConfig", "--gamma", "0.9"),
-        ("--algorithm", "off_policy.LeastConfig", "--warmup-steps", "10"),
+        "OWN.own_environment.Hover --algorithm OWN.climb.ClimbConfig --sigma 0.5",
+        "CartPole --algorithm OWN.own_algorithm.SPOConfig --penalty 0.5 sgd_minibatch_size=15",
+        "CartPole --algorithm OWN.least.LeastConfig --warmup-steps 10",
+        "CartPole model=OWN.own_model.Fourier distribution=OWN.own_model.Careful model_config.width=8",
     ],
 )
-def test_the_command_line_trains_them_by_name(package, algorithm, capsys):
-    words = [f"{package}.{word}" if word.endswith("Config") else word for word in algorithm]
-    sizes = ["--num-envs", "6", "--horizon", "5", "--device", "cpu", "--seed", "1"]
-    stop = f"{{{package}.condition.Reached: [env/steps, 60]}}"
-    run = ["--stop", stop, "--no-tracking", "--progress", "lines", "--num-eval-envs", "2", "--steps-per-eval", "2"]
-    parts = [f"model={package}.model.Linear", f"distribution={package}.distribution.Sharp", "model_config.bias=false"]
-    assert main(["train", f"{package}.env.Corridor", *words, *sizes, *run, *([] if algorithm else parts)]) == 0
-    assert "Reached('env/steps', 60): env/steps = 60" in capsys.readouterr().err
+def test_the_command_line_trains_them_by_name(package, words, capsys):
+    run = ["--num-envs", "6", "--horizon", "5", "--device", "cpu", "--seed", "1", "--num-eval-envs", "2"]
+    run += ["--steps-per-eval", "2", "--stop", f"{{{package}.own_condition.Grows: [env/steps, 2]}}", "--no-tracking"]
+    assert main(["train", *words.replace("OWN", package).split(), *run, "--progress", "lines"]) == 0
+    assert "Grows('env/steps', 2): env/steps = 60" in capsys.readouterr().err
 
 
 class Kept(MemoryTracker):
     """A tracker of one's own."""
 
 
-CLIMB = {"num_envs": 6, "horizon": 5, "sigma": 0.5}
-LEAST = {"num_envs": 6, "horizon": 5, "warmup_steps": 10, "batch_size": 8}
-ALGORITHMS = [
-    ("climb.ClimbConfig", CLIMB, False),
-    ("on_policy.ReinforceConfig", {"num_envs": 6, "horizon": 5, "sgd_minibatch_size": 15}, False),
-    ("off_policy.LeastConfig", LEAST, False),
-    ("off_policy.LeastConfig", {"batch_size": 8, "updates_per_step": 3}, True),
-]
+SIZES = {"num_envs": 6, "horizon": 5}
 
 
-@pytest.mark.parametrize(("path", "options", "offline"), ALGORITHMS)
-def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path, path, options, offline):
-    env, config_class = (found(package, monkeypatch, each) for each in ("env.Corridor", path))
-    if offline:
-        record(None, env(4, seed=1), 80).dataset.save(tmp_path / "data")
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("climb.ClimbConfig", SIZES | {"sigma": 0.5}),
+        ("own_algorithm.SPOConfig", SIZES | {"sgd_minibatch_size": 15}),
+        ("least.LeastConfig", SIZES | {"warmup_steps": 10, "batch_size": 8}),
+        ("least.LeastConfig", {"dataset": "data", "batch_size": 8, "updates_per_step": 3}),
+    ],
+)
+def test_an_algorithm_is_resumed_to_equal_bits(package, monkeypatch, tmp_path, path, options):
+    monkeypatch.syspath_prepend(".")
+    module, name = path.split(".")
+    config = getattr(importlib.import_module(f"{package}.{module}"), name)(device="cpu", seed=1, **options)
+    record(None, CartPole(4, seed=1), 80).dataset.save(tmp_path / "data")
 
     def begin(folder):
-        config = config_class(device="cpu", seed=1, **options)
-        built = config.build(dataset=str(tmp_path / "data")) if offline else config.build(env)
+        built = config.build() if "dataset" in options else config.build(CartPole)
         return Trainer(built, tracker=Kept(), checkpoints=tmp_path / folder)
 
     whole, half = begin("whole"), begin("half")

@@ -6,66 +6,37 @@ import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+
+from tests.pages import ROOT
 
 from rl8x import tracking
 
-PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
+PACKAGE = ROOT / "src" / "rl8x"
 
-# Each part with the others of its layer that it may import; all layers below are open to it.
-LAYERS: list[dict[str, set[str]]] = [
-    {
-        "keys": set(),
-        "names": set(),
-        "trees": set(),
-        "output": set(),
-        "disk": set(),
-        "drawing": set(),
-        "plain": set(),
-        "spaces": set(),
-        "trusted": {"disk"},
-        "importing": {"trusted"},
-        "local_sockets": set(),
-        "processes": set(),
-        "distributed": {"local_sockets"},
-    },
-    {"execution": set()},
-    {
-        "functional": set(),
-        "schedules": set(),
-        "randomization": set(),
-        "models": set(),
-        "nn": {"models"},
-        "distributions": {"models"},
-        "envs": {"randomization"},
-    },
-    {
-        "portable": set(),
-        "trials": set(),
-        "policy": {"portable", "trials"},
-        "q_values": {"policy"},
-        "export": {"policy", "portable"},
-        "replay": {"policy"},
-        "rollouts": {"policy"},
-        "video": {"policy", "rollouts"},
-    },
-    {"algorithms": set()},
-    {
-        "tracking": set(),
-        "conditions": set(),
-        "config": {"conditions", "tracking"},
-        "checkpoint": {"config", "tracking"},
-        "trainers": {"checkpoint", "conditions", "config", "tracking"},
-    },
-    {"studies": set()},
-    {"cli": set(), "__main__": {"cli"}},
-]
-LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-BESIDE = {part: beside for parts in LAYERS for part, beside in parts.items()}
+# The parts of each layer, as the page has them; all layers below are open to a part, of its own those beside it here.
+_ROWS = re.findall(r"^\| L\d \| (.*?) \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+LEVEL = {part: level for level, row in enumerate(_ROWS) for part in re.findall(r"`(\w+)`", row)}
+BESIDE: dict[str, set[str]] = {
+    "trusted": {"disk"},
+    "importing": {"trusted"},
+    "distributed": {"local_sockets"},
+    "nn": {"models"},
+    "distributions": {"models"},
+    "envs": {"randomization"},
+    "policy": {"portable", "trials"},
+    "q_values": {"policy"},
+    "export": {"policy", "portable"},
+    "replay": {"policy"},
+    "rollouts": {"policy"},
+    "video": {"policy", "rollouts"},
+    "config": {"conditions", "tracking"},
+    "checkpoint": {"config", "tracking"},
+    "trainers": {"checkpoint", "conditions", "config", "tracking"},
+    "__main__": {"cli"},
+}
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -75,12 +46,12 @@ MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 INNER = {name: path for name, path in MODULES.items() if name != "rl8x"}
 
 
-def part_of(module: str) -> str:
+def part_of(module):
     return module.split(".")[1]
 
 
 @functools.cache
-def imported(path: Path) -> frozenset[str]:
+def imported(path):
     """Return what a file imports, imports for type checking and inside functions included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -89,42 +60,34 @@ def imported(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
+    return found
 
 
-def modules_imported(path: Path) -> set[str]:
-    """Return the modules of rl8x that a file imports, or from which it imports names."""
-    found = set()
-    for name in imported(path):
-        if name.startswith("rl8x."):
-            found.add(name if name in MODULES else name.rpartition(".")[0])
-    return found - {name_of(path)}
+def modules_imported(path):
+    """Return the modules of rl8x, but the root, that a file imports, or from which it imports names."""
+    names = {name for name in imported(path) if name.startswith("rl8x.")}
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names} - {name_of(path), "rl8x"}
 
 
-def test_imports_point_down() -> None:
-    assert {part_of(module) for module in INNER} <= LEVEL.keys(), "a part has no layer"
+def test_imports_point_down_and_every_edge_inside_a_layer_is_used():
+    assert {part_of(module) for module in INNER} == LEVEL.keys()
+    used = {part: set() for part in LEVEL}
     for module, path in INNER.items():
         part = part_of(module)
-        for target in modules_imported(path) - {"rl8x"}:
+        for target in modules_imported(path):
             other = part_of(target)
-            allowed = other == part or LEVEL[other] < LEVEL[part] or other in BESIDE[part]
+            used[part].add(other)
+            allowed = other == part or LEVEL[other] < LEVEL[part] or other in BESIDE.get(part, ())
             assert allowed, f"{module} imports {target}"
+    assert {part: beside - used[part] for part, beside in BESIDE.items() if beside - used[part]} == {}
 
 
-def test_every_edge_inside_a_layer_is_used() -> None:
-    used: dict[str, set[str]] = {part: set() for part in LEVEL}
-    for module, path in INNER.items():
-        used[part_of(module)] |= {part_of(target) for target in modules_imported(path) - {"rl8x"}}
-    for part, beside in BESIDE.items():
-        assert beside <= used[part], f"{part} does not import {beside - used[part]}"
-
-
-def test_no_file_imports_itself_through_others() -> None:
+def test_no_file_imports_itself_through_others():
     """Else the error that is raised names the circle."""
     graphlib.TopologicalSorter({module: modules_imported(path) for module, path in INNER.items()}).prepare()
 
 
-def test_each_file_of_tracking_imports_only_those_after_it_in_its_list() -> None:
+def test_each_file_of_tracking_imports_only_those_after_it_in_its_list():
     listed = re.findall(r"^    (\w+(?:, \w+)*)", tracking.__doc__ or "", re.MULTILINE)
     order = [f"rl8x.tracking.{name}" for line in listed for name in line.split(", ")]
     assert sorted(order) == [module for module in MODULES if module.startswith("rl8x.tracking.")]
@@ -133,7 +96,7 @@ def test_each_file_of_tracking_imports_only_those_after_it_in_its_list() -> None
         assert own <= {*order[at + 1 :]}, f"{module} imports {own}"
 
 
-def test_mlflow_is_imported_in_tracking_alone() -> None:
+def test_mlflow_is_imported_in_tracking_alone():
     named = {module for module, path in INNER.items() if any(re.match(r"mlflow\b", name) for name in imported(path))}
     assert {part_of(module) for module in named} == {"tracking"}, named
 
@@ -146,47 +109,36 @@ TAKEN = {
     "_engine_map": "tracking/private.py",
     "_initialize_tables": "tracking/private.py",  # where it is gone, MLflow makes the tables on the disk
 }
-
-
 # The one file that uses private names of torch, and says of each what happens where it is gone.
 OF_TORCH = "execution/private.py"
 
 
-def private_accesses(tree: ast.AST) -> Iterable[tuple[int, str]]:
-    """Yield where a private name of something other than `self`, `cls` or `super()` is used."""
-    for node in ast.walk(tree):
-        yield from private_to_torch(node)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl8x"):
-            yield from ((node.lineno, alias.name) for alias in node.names if re.match(r"_[^_]", alias.name))
-        if not isinstance(node, ast.Attribute) or not re.match(r"_[^_]", node.attr):
-            continue
-        owner = ast.unparse(node.value)
-        if owner not in ("self", "cls", "super()") and not PUBLIC.match(node.attr):
-            yield node.lineno, node.attr
-
-
-def private_to_torch(node: ast.AST) -> Iterable[tuple[int, str]]:
-    """Yield private parts and names of torch that are imported, named in a text, or asked for or given by name."""
-    paths = list[str]()
+def private_names(node):
+    """Yield private names of others that a node uses: imported, read as an attribute, or named in a text (torch's)."""
+    paths = []
     if isinstance(node, ast.Import):
         paths = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         paths = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (path.rpartition(".")[2] for path in paths if re.match(r"rl8x.*\._[^_]\w*$", path))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.value):
         paths = [node.value]
     elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
         paths = [f"{ast.unparse(node.args[0])}.{getattr(node.args[1], 'value', '')}"]
-    yield from ((node.lineno, path) for path in paths if re.match(r"torch\.(.*\.)?_[^_]", path))
+    elif isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr) and not PUBLIC.match(node.attr):
+        yield from [node.attr] * (ast.unparse(node.value) not in ("self", "cls", "super()"))
+    yield from (path for path in paths if re.match(r"torch\.(.*\.)?_[^_]", path))
 
 
-def test_nothing_private_of_another_is_used() -> None:
+def test_nothing_private_of_another_is_used():
     for path in MODULES.values():
-        for line, name in private_accesses(ast.parse(path.read_text())):
-            home = OF_TORCH if path.match(OF_TORCH) else TAKEN.get(name)
-            assert home is not None and path.match(home), f"{path}:{line} uses {name}"  # noqa: PT018
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in private_names(node):
+                home = OF_TORCH if path.match(OF_TORCH) else TAKEN.get(name)
+                assert home is not None and path.match(home), f"{path}:{node.lineno} uses {name}"  # noqa: PT018
 
 
-def test_what_is_loaded_when() -> None:
+def test_what_is_loaded_when():
     """Neither mlflow nor torch by the package, no mlflow by a trainer, no compiler by an eager training or a trace."""
     code = (
         "import sys, rl8x\n"

@@ -19,6 +19,10 @@ from rl8x import __version__, algorithms, conditions, tracking
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rl8x"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+# What rl8x needs, by itself and for each feature.
+NEEDED = [*PYPROJECT["project"]["dependencies"], *(text for texts in EXTRAS.values() for text in texts)]
+NAMES = {canonicalize_name(Requirement(text).name) for text in NEEDED}
 # Brax brings JAX, and `imageio[ffmpeg]` its program; NVIDIA's readings are taken where there are any.
 BROUGHT = {"jax", "imageio_ffmpeg", "pynvml"}
 
@@ -32,15 +36,10 @@ def test_every_file_of_the_package_is_in_its_wheel():
             continue
         relative = path.relative_to(PACKAGE)
         if path.suffix == ".py":
-            assert all(
-                (folder / "__init__.py").exists()
-                for folder in (path.parent, *path.parents)
-                if PACKAGE in (folder, *folder.parents)
-            ), relative
+            assert all((PACKAGE / folder / "__init__.py").exists() for folder in relative.parents), relative
         else:
             assert any(fnmatch.fnmatch(str(relative), pattern) for pattern in named), f"{relative} is in no wheel"
-    for pattern in named:
-        assert [*PACKAGE.glob(pattern)], f"{pattern} names nothing"
+    assert all([*PACKAGE.glob(pattern)] for pattern in named)
 
 
 def test_nothing_lies_at_the_top_level_but_what_belongs_there():
@@ -53,59 +52,42 @@ def test_nothing_lies_at_the_top_level_but_what_belongs_there():
     assert {line.partition("/")[0] for line in listed.splitlines()} == files | folders
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_stands_in_one_place_and_the_changelog_is_of_it():
     assert PYPROJECT["project"]["dynamic"] == ["version"]
     assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x.__version__"}
-    assert "version" not in PYPROJECT["project"]
-    others = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
-    assert others == [PACKAGE / "__init__.py"]
+    with_it = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
+    assert with_it == [PACKAGE / "__init__.py"]
+    headings = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    assert [name for name, _ in headings[1:2]] in ([], [__version__])
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
 
 
 def test_every_extra_is_installed_for_all_tests_in_a_version_that_is_pinned():
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    own, *others = map(Requirement, extras["test-all"])
-    assert own.extras == extras.keys() - {"test-all"}
+    assert Requirement(EXTRAS["test-all"][0]).extras == EXTRAS.keys() - {"test-all"}
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {canonicalize_name(pin.partition("==")[0]) for pin in pins}
-    named = [Requirement(text) for name, texts in extras.items() if name != "test-all" for text in texts]
-    for requirement in (*named, *others, *map(Requirement, PYPROJECT["project"]["dependencies"])):
-        assert canonicalize_name(requirement.name) in pinned | {"torch"}, requirement
+    assert NAMES - {canonicalize_name(pin.partition("==")[0]) for pin in pins} <= {"torch", "rl8x"}
 
 
 def test_what_is_imported_is_installed_with_rl8x():
     """Not by chance, with something else that is installed: of that, any version may come."""
-    project, own = PYPROJECT["project"], {*sys.stdlib_module_names, "rl8x", "__future__"}
     trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    imported = {name.partition(".")[0] for name in names} - own
-    texts = [*project["dependencies"], *(text for each in project["optional-dependencies"].values() for text in each)]
-    declared = {canonicalize_name(Requirement(text).name) for text in texts}
+    imported = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "rl8x", "__future__"}
     installed = metadata.packages_distributions()
-    unknown = {
-        name for name in imported if not declared & {canonicalize_name(of) for of in installed.get(name, [name])}
-    }
+    unknown = {name for name in imported if not NAMES & {canonicalize_name(of) for of in installed.get(name, [name])}}
     assert unknown == BROUGHT & imported
 
 
-def test_the_changelog_is_of_this_version():
-    headings = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert headings[0] == ("Unreleased", "")
-    versions = [name for name, _ in headings[1:]]
-    assert not versions or versions[0] == __version__
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
-
-
-@pytest.mark.parametrize(
-    "name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/demo.yaml", "constraints.txt"]
-)
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "examples/demo.yaml", "constraints.txt"])
 def test_the_sdist_has_what_the_demo_and_a_contributor_need(name):
     lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
     named = [word for command, *words in lines if command == "include" for word in words]
     grafted = [words[0] for command, *words in lines if command == "graft"]
     assert (ROOT / name).exists()
-    assert name in named or any(Path(name).is_relative_to(folder) for folder in grafted) or name == "README.md"
+    assert name in named or any(Path(name).is_relative_to(folder) for folder in grafted)
 
 
 @pytest.mark.parametrize(("target", "installed"), [("demo", ["torch", "."]), ("check", ["torch", ".", ".[dev]"])])

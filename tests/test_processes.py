@@ -1,6 +1,7 @@
 """Processes that rl8x starts run no module of the working directory, and no warning of a library ends a command."""
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
@@ -84,12 +85,12 @@ def test_so_is_what_shared_memory_starts(hostile, tmp_path):
 
 def test_no_other_file_starts_a_python():
     """`ui_command` is a command for others to run, and `doctor` prints the name."""
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    named = {path: ast.walk(ast.parse(text)) for path, text in texts.items() if "executable" in text}
     naming = {
         str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if "executable" in path.read_text()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+        for path, nodes in named.items()
+        if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable" for node in nodes)
     }
     assert naming == {"processes.py", "tracking/ui.py", "cli/doctor.py"}
 
@@ -119,29 +120,32 @@ def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
 # -- commands
 
 
+def command(folder, *words, python=(), **variables):
+    """Return the arguments of a process that is `rl8x` as its script is, where all warnings are errors."""
+    (folder / "executed").unlink(missing_ok=True)
+    script = folder.parent / "rl8x"
+    script.write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "RL8X_CACHE_DIR": str(folder.parent / "cache"), **variables}
+    return {"args": [sys.executable, *python, str(script), *words], "cwd": folder, "env": environment}
+
+
+def check_command(folder, *words, **options):
+    """Run `rl8x`, which must end well and run nothing of the folder that it works in."""
+    done = subprocess.run(**command(folder, *words, **options), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert executed(folder) == ""
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory, mlflow_template):
     """A folder with a run, a study's file, and modules that nobody asked for."""
-    base = tmp_path_factory.mktemp("commands")
-    (base / "bin").mkdir()
-    (base / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
-    folder = fill(base / "sent")
+    folder = fill(tmp_path_factory.mktemp("commands") / "sent")
     (folder / "mine.py").write_text("from rl8x.envs import CartPole\nclass Mine(CartPole): pass\n")
     (folder / "study.yaml").write_text(STUDY)
     (folder / "mlruns").mkdir()
     shutil.copyfile(mlflow_template, folder / "mlruns/mlflow.db")
-    done = command(folder, "train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=one")
-    assert done.returncode == 0, done.stderr
-    assert executed(folder) == ""
+    check_command(folder, "train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=one")
     return folder
-
-
-def command(folder, *words, python=(), **variables):
-    """Run `rl8x` as its script does, where all warnings are errors."""
-    (folder / "executed").unlink(missing_ok=True)
-    words = [sys.executable, *python, str(folder.parent / "bin" / "rl8x"), *words]
-    environment = {**os.environ, "PYTHONWARNINGS": "error", "RL8X_CACHE_DIR": str(folder.parent / "cache"), **variables}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 COMMANDS = {  # those that start processes of their own, as `train` does
@@ -154,40 +158,32 @@ COMMANDS = {  # those that start processes of their own, as `train` does
 @pytest.mark.long
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words):
-    done = command(run_folder, *words)
-    assert done.returncode == 0, done.stderr
-    assert executed(run_folder) == ""
+    check_command(run_folder, *words)
 
 
 def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
-    done = command(run_folder, "play", "one", "--episodes", "1", python=["-W", "error"])
-    assert done.returncode == 0, done.stderr
-    assert executed(run_folder) == ""
+    check_command(run_folder, "play", "one", "--episodes", "1", python=["-W", "error"])
 
 
 def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
     """As after `PYTHONPATH=$PYTHONPATH:/x`; what Python itself imports before the command is out of our hands."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "rl8x").write_text("from rl8x.cli.main import main\nraise SystemExit(main())\n")
     folder = fill(tmp_path / "sent", ["json", "queue", "torch", "click", "yaml"])
-    done = command(folder, "train", "CartPole", *SMALL, "--dry-run", PYTHONPATH=f"{PACKAGE.parent}::/x:")
-    assert done.returncode == 0, done.stderr
-    assert executed(folder) == ""
+    check_command(folder, "train", "CartPole", *SMALL, "--dry-run", PYTHONPATH=f"{PACKAGE.parent}::/x:")
 
 
 @pytest.mark.long
 def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
     port = free_port()
-    words = [sys.executable, str(run_folder.parent / "bin" / "rl8x"), "ui", "--no-browser", "--port", str(port)]
-    environment = {**os.environ, "PYTHONWARNINGS": "error"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, cwd=run_folder, env=environment, **quiet) as page:
+    with subprocess.Popen(**command(run_folder, "ui", "--no-browser", "--port", str(port)), **quiet) as page:
         try:
-            deadline = time.monotonic() + 120
-            while not answers(port):
+            deadline, answers = time.monotonic() + 120, False
+            while not answers:
                 assert page.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    answers = True
             family = psutil.Process(page.pid).children(recursive=True)
             page.send_signal(signal.SIGTERM)
             assert page.wait(30) == 0
@@ -198,11 +194,3 @@ def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
     with socket.create_server(("127.0.0.1", port)):  # it is free at once
         pass
     assert executed(run_folder) == ""
-
-
-def answers(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True

@@ -36,7 +36,6 @@ PATIENCE_S: Final = 120.0
 
 
 def find_chromium() -> str | None:
-    """Return the path of a Chromium or Chrome; None where there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -62,7 +61,6 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """End the browser and remove its profile."""
         os.close(self._write)  # the browser ends with its pipe
         try:
             self._process.wait(10)
@@ -81,7 +79,6 @@ class Browser:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Prefer "light" or "dark" pages."""
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, address: str) -> None:
@@ -171,7 +168,6 @@ class Browser:
                 return dict(answer["result"])
 
     def _next(self, deadline: float, method: str) -> dict[str, Any]:
-        """Read the next message, an answer or an event."""
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._read, 1 << 20) if ready else b""

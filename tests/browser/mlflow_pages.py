@@ -46,7 +46,6 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End `rl8x ui` with the servers that it has started."""
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     for each in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -65,7 +64,11 @@ localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
 
 
 class Pages:
-    """MLflow's pages of a run, as its client gives it, and of the run's experiment, in a browser."""
+    """MLflow's pages of a run, as its client gives it, and of the run's experiment, in a browser.
+
+    Each method opens one and waits for texts; returns what the page shows. Charts and lists are of all runs, in the
+    view of `rl8x ui`; `metrics` are the charts of the run alone, `grouped` those by a param in the page's own menu.
+    """
 
     def __init__(self, browser: Browser, address: str, run: Any) -> None:
         self.browser = browser
@@ -83,47 +86,38 @@ class Pages:
         self.browser.wait_for("Model training")
 
     def overview(self, *texts: str) -> str:
-        """Open the run's page, with its description, params, metrics and tags; returns what it shows."""
         self._open(self._run)
         return self.browser.wait_for(*texts)
 
     def artifact(self, path: str, *texts: str) -> str:
-        """Open an artifact of the run; returns what the page shows."""
         self._open(f"{self._run}/artifacts/{path}")
         return self.browser.wait_for(path.rpartition("/")[2], *texts)
 
     def grouped(self, param: str, *texts: str) -> str:
-        """Open the charts of all runs, grouped by a param in the page's own menu; returns what the page shows."""
-        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
-        self.browser.wait_for("matching runs", "mean returns")
+        self.charts("mean returns")
         self.browser.click("Group by")
         self.browser.click(param)
         return self.browser.wait_for(*texts)
 
     def listed(self, *texts: str) -> str:
-        """Open the list of the experiment's runs, in the view of `rl8x ui`; returns what it shows."""
         self._open(f"{self._experiment}/runs", "compareRunsMode=TABLE&viewStateShareKey=rl8x")
         return self.browser.wait_for("matching runs", *texts)
 
     def charts(self, *texts: str) -> str:
-        """Open the charts of all runs; returns what the page shows."""
         self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
         return self.browser.wait_for("matching runs", *texts)
 
     def metrics(self, *texts: str) -> str:
-        """Open the charts of the run alone; returns what the page shows."""
         self._open(f"{self._run}/model-metrics")
         return self.browser.wait_for(*texts)
 
     def compared(self, run_ids: Sequence[str], *texts: str) -> str:
-        """Open the comparison of runs; returns what the page shows."""
         query = {"runs": [*run_ids], "experiments": [self._experiment.rpartition("/")[2]]}
         chosen = "&".join(f"{name}={urllib.parse.quote(json.dumps(value))}" for name, value in query.items())
         self._open(f"{self._address}/#/compare-runs", chosen)
         return self.browser.wait_for(*texts)
 
     def model(self, model_id: str, *texts: str) -> str:
-        """Open a logged model; returns what the page shows."""
         self._open(f"{self._experiment}/models/{model_id}")
         return self.browser.wait_for(*texts)
 
@@ -148,11 +142,9 @@ def runs_in(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:
 
 
 def film_of(folder: Path, run: Any) -> str:
-    """Return the path of the last film among a run's artifacts."""
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
     return str(max(each.path for each in client.list_artifacts(run.info.run_id, "films")))
 
 
 def parent_of(folder: Path, name: str) -> Any:
-    """Return the parent run of a study, as MLflow's client gives it."""
     return runs_in(folder)[0][name]

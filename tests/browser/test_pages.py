@@ -1,15 +1,13 @@
 """MLflow's pages in a real browser: runs with their descriptions, charts, models and films, and a study's runs."""
 
-from __future__ import annotations
-
-import os
 import re
 import shutil
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.browser.chromium import NAMES, Browser, find_chromium
-from tests.browser.mlflow_pages import LEARNING_RATES, Pages, arguments, film_of, parent_of, runs_in, served
+from tests.browser.mlflow_pages import LEARNING_RATES, Pages, arguments, film_of, runs_in, served
+from tests.conftest import InProcess
 
 from rl8x.cli.main import main
 from rl8x.randomization import Uniform
@@ -25,10 +23,8 @@ WIDEST = "Math.max(0, ...[...document.images].map(image => image.naturalWidth))"
 
 
 @pytest.fixture(scope="module")
-def ran(mlflow_template, tmp_path_factory):
-    """Two runs, and a study that has reported, in a folder of their own: the folder, the study's table and report."""
-    from tests.conftest import InProcess
-
+def seen(mlflow_template, tmp_path_factory):
+    """Two runs, and a study that has reported, in a folder of their own, whose pages `rl8x ui` shows a browser."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("browser")
         patch.chdir(folder)
@@ -40,98 +36,48 @@ def ran(mlflow_template, tmp_path_factory):
             words = arguments(name, steps=4, every=2, films=2, settings=small)
             patch.setattr("sys.argv", ["rl8x", *words])
             assert main(words) == 0
-        study = Study(
-            train={"fixed": {}, "wide": {"length": Uniform(0.25, 1.0)}},
-            test={"length": [0.25, 0.5, 2.0], "gravity": [5, 9.8, 20]},
-            seeds=2,
-            env="CartPole",
-            max_steps=3,
-            episodes=4,
-            algorithm_config={"num_envs": 8, "horizon": 16, "device": "cpu", "model_config": {"hidden_sizes": [8]}},
-            progress="none",
-            name="poles",
-        )
-        frame = study.run()
-        yield folder, frame, study.report()
+        train, test = {"fixed": {}, "wide": {"length": Uniform(0.25, 1.0)}}, {"length": [0.25, 0.5, 2.0]}
+        config = {"num_envs": 8, "horizon": 16, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+        options = {"env": "CartPole", "max_steps": 3, "episodes": 4, "progress": "none", "name": "poles", "seeds": 2}
+        study = Study(train, test | {"gravity": [5, 9.8, 20]}, algorithm_config=config, **options)
+        frame, report = study.run(), study.report()
+        runs, models = runs_in(folder)
+        with served(folder) as address, Browser(1360, 900) as browser:
+            poles, fast = (Pages(browser, address, runs[name]) for name in ("poles", "fast"))
+            yield SimpleNamespace(**locals())
 
 
-@pytest.fixture(scope="module")
-def address(ran):
-    """The address of `rl8x ui` on the study's runs."""
-    with served(ran[0]) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser(1360, 900) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def pages(ran, address, browser):
-    return Pages(browser, address, parent_of(ran[0], "poles"))
-
-
-@pytest.fixture(scope="module")
-def trained(ran):
-    """The two runs by name, and the models of each, as MLflow's client gives them."""
-    return runs_in(ran[0])
-
-
-@pytest.fixture(scope="module")
-def fast(trained, address, browser):
-    return Pages(browser, address, trained[0]["fast"])
-
-
-@pytest.fixture(autouse=True)
-def screenshot(request, browser, ran):
-    """Leave a picture of what each test saw last, where a user asks for them."""
-    yield
-    folder = os.environ.get("RL8X_SCREENSHOTS")
-    if folder is not None:
-        browser.screenshot(Path(folder) / f"{request.node.name}.png")
-
-
-def test_the_parent_shows_what_was_asked_and_what_came_out(pages, ran):
-    _, frame, _ = ran
-    mean = frame[table.RETURNS].mean()
-    shown = pages.overview("poles", "study.trainings", "fixed, wide", "result/returns/mean", "study.best")
+def test_the_parent_shows_what_was_asked_and_what_came_out(seen):
+    frame, mean = seen.frame, seen.frame[table.RETURNS].mean()
+    shown = seen.poles.overview("poles", "study.trainings", "fixed, wide", "result/returns/mean", "study.best")
     # MLflow's page writes metrics in full, or rounds them.
     numbers = [float(each) for each in re.findall(r"\d+\.\d+", shown)]
     assert any(number == pytest.approx(mean, rel=1e-3) for number in numbers)
     assert "length: [0.25, 0.5, 2.0]; gravity: [5, 9.8, 20]" in shown
     best = frame.groupby(table.TRAINING)[table.RETURNS].mean()
     assert best.idxmax() in shown.partition("study.best")[2]
-
-
-def test_the_table_is_shown_with_its_numbers(pages, ran):
-    _, frame, _ = ran
+    # So is the table, with its numbers.
     first = frame.iloc[0]
     columns = ("training", "test.length", "test.gravity")
-    shown = pages.artifact("evaluations.json", *columns, first[table.RUN])
-    for name in (table.RETURNS, table.LENGTHS):
-        assert f"{first[name]:.4g}"[:4] in shown
+    shown = seen.poles.artifact("evaluations.json", *columns, first[table.RUN])
+    assert all(f"{first[name]:.4g}"[:4] in shown for name in (table.RETURNS, table.LENGTHS))
 
 
-def test_the_report_is_shown_with_its_figures(pages, browser):
-    pages.artifact("report/heat-maps.png", "report.html", "summary.csv", "profiles.png")
-    browser.wait_until(f"{WIDEST} > 600")
-    # MLflow shows HTML in a frame that scripts cannot look into; the next test reads the page itself.
-    pages.artifact("report/report.html", "summary.csv")
-    browser.wait_until("document.querySelectorAll('iframe').length === 1")
-
-
-def test_the_reports_page_is_complete_by_itself(browser, ran):
+def test_the_report_is_shown_with_its_figures_and_its_page_is_complete_by_itself(seen):
     """Opened from the disk, light and dark, wide and narrow: nothing is loaded, and nothing is cut off."""
-    folder, _, report = ran
-    (page,) = folder.glob("mlruns/studies/*/report/report.html")
+    browser = seen.browser
+    seen.poles.artifact("report/heat-maps.png", "report.html", "summary.csv", "profiles.png")
+    browser.wait_until(f"{WIDEST} > 600")
+    # MLflow shows HTML in a frame that scripts cannot look into.
+    seen.poles.artifact("report/report.html", "summary.csv")
+    browser.wait_until("document.querySelectorAll('iframe').length === 1")
+    (page,) = seen.folder.glob("mlruns/studies/*/report/report.html")
     for width, scheme in ((1280, "light"), (390, "dark")):
         browser.resize(width, 900)
         browser.prefer(scheme)
         browser.open(page.as_uri())
         shown = browser.wait_for("Statistics", "P(improves)", "The worst cell of the mean over seeds")
-        assert report.summary.notes[0] in shown
+        assert seen.report.summary.notes[0] in shown
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
         # A figure is scrolled rather than shrunk until nobody can read it.
@@ -144,51 +90,35 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
     browser.prefer("light")
 
 
-def test_children_are_grouped_by_their_cell(pages):
-    shown = pages.grouped("study.training", "fixed", "wide")
-    assert {"fixed", "wide"} <= set(re.findall(r"Group: (\w+)", shown))
-
-
-def test_the_list_names_runs_and_their_models(fast):
+def test_runs_are_listed_grouped_overlaid_and_compared(seen):
+    fast = seen.fast
     # The page asks for the models after it has shown the runs.
     columns = "rl8x.task", "rl8x.algorithm", "rl8x.result"
     shown = fast.listed(*LEARNING_RATES, "poles", *columns, "CartPole", "PPO", "best")
     assert "best" in shown.partition("fast")[2]
-
-
-def test_a_runs_page_says_what_it_was_how_it_ended_and_what_to_do_with_it(fast, browser, ran):
-    fast.overview("PPO", "CartPole", "rl8x.result")
-    browser.click("Show more")
-    shown = browser.wait_for("rl8x play")
-    for text in (
-        "Stopped after 4 steps",
-        "rl8x train CartPole --run-name fast --lr 5e-3",
-        "rl8x resume",
-        "rl8x export",
-    ):
-        assert text in shown
-    fast.metrics("fast (algorithm/steps)")
-
-
-def test_charts_overlay_the_runs(fast):
+    shown = seen.poles.grouped("study.training", "fixed", "wide")
+    assert {"fixed", "wide"} <= set(re.findall(r"Group: (\w+)", shown))
     shown = fast.charts("mean returns", "eval/returns/mean", *LEARNING_RATES)
     assert shown.index("mean returns") < shown.index("eval/returns/mean")  # the view that rl8x gives
-
-
-def test_a_comparison_shows_what_differs(fast, trained):
-    runs, _ = trained
-    shown = fast.compared([runs[name].info.run_id for name in LEARNING_RATES], *LEARNING_RATES, "0.005", "0.0005")
+    ids = [seen.runs[name].info.run_id for name in LEARNING_RATES]
+    shown = fast.compared(ids, *LEARNING_RATES, "0.005", "0.0005")
     assert "Comparing 2 Runs" in shown
 
 
-def test_a_model_is_linked_to_its_run_and_metrics(fast, trained):
-    _, models = trained
-    best = next(each for each in models["fast"] if each.name == "best")
+def test_a_runs_page_says_what_it_was_how_it_ended_and_what_to_do_with_it(seen):
+    seen.fast.overview("PPO", "CartPole", "rl8x.result")
+    seen.browser.click("Show more")
+    shown = seen.browser.wait_for("rl8x play")
+    command = "rl8x train CartPole --run-name fast --lr 5e-3"
+    assert all(text in shown for text in ("Stopped after 4 steps", command, "rl8x resume", "rl8x export"))
+    seen.fast.metrics("fast (algorithm/steps)")
+
+
+def test_a_model_is_linked_to_its_run_and_metrics_and_a_film_is_shown(seen):
+    best = next(each for each in seen.models["fast"] if each.name == "best")
     (metric,) = (each for each in best.metrics if each.key == "eval/returns/mean")
-    shown = fast.model(best.model_id, "best", "eval/returns/mean", "fast")
+    shown = seen.fast.model(best.model_id, "best", "eval/returns/mean", "fast")
     assert f"{metric.value:.4g}"[:4] in shown
-
-
-def test_a_film_is_shown(fast, browser, trained, ran):
-    fast.artifact(film_of(ran[0], trained[0]["fast"]), "learning-curves.png", "run.yaml")
-    browser.wait_until(f"{WIDEST} > 200")
+    # So are films.
+    seen.fast.artifact(film_of(seen.folder, seen.runs["fast"]), "learning-curves.png", "run.yaml")
+    seen.browser.wait_until(f"{WIDEST} > 200")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
 
 Rows = dict[str, Tensor]
@@ -44,8 +43,8 @@ class Horizon:
         return self.slots.get(keys.VALID, torch.ones_like(self.slots[keys.TERMINATED]))
 
 
-def rows_of(horizons: Sequence[Horizon], n: int, gamma: float, *, whole: bool = False) -> Rows:
-    """Make the rows of some horizons, by name, each `[rows, ...]`; the last n - 1 slots wait, but where it is `whole`.
+def rows_of(horizons: Sequence[Horizon], n: int, gamma: float) -> Rows:
+    """Make the rows of some horizons, by name, each `[rows, ...]`; the last n - 1 slots wait.
 
     A return stops where an episode ends, where a horizon does not follow on the last or one was left out because it has
     a number that is not finite, and before a step that is no experience.
@@ -66,7 +65,7 @@ def rows_of(horizons: Sequence[Horizon], n: int, gamma: float, *, whole: bool = 
     rewards, terminated, truncated = (slots[name].tolist() for name in (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED))
     valid = torch.cat([each.valid for each in kept]).tolist()
     begins, ends, sums, discounts = [], [], [], []
-    for t in range(len(rewards) - (0 if whole else n - 1)):
+    for t in range(len(rewards) - (n - 1)):
         for copy in range(len(rewards[t])):
             if not valid[t][copy]:
                 continue
@@ -83,8 +82,8 @@ def rows_of(horizons: Sequence[Horizon], n: int, gamma: float, *, whole: bool = 
     rows: Rows = {keys.RETURNS: torch.tensor(sums), keys.DISCOUNTS: torch.tensor(discounts)}
     for name, part in slots.items():
         group = name.split("/")[0]
-        if group in (keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS):
-            places = ends if group in (keys.NEXT_OBS, keys.NEXT_ACTIONS) else begins
+        if group in (keys.OBS, keys.ACTIONS, keys.NEXT_OBS):
+            places = ends if group == keys.NEXT_OBS else begins
             rows[name] = torch.stack([part[place] for place in places]) if places else part[:0].flatten(0, 1)
     return rows
 
@@ -98,43 +97,9 @@ def check_rows_of_replay(replay: Replay, horizons: Sequence[Horizon], n: int, ga
         return
     stored = {name: column.cpu() for name, column in stored.items()}
     order = torch.cat([torch.arange(slots.start, slots.stop) for _, slots in replay.slots(replay.oldest, total)])
-    compare(
-        {name: stored[name][order] for name in expected}, {name: row[-replay.size :] for name, row in expected.items()}
-    )
-
-
-def check_rows_of_dataset(dataset: Dataset, n: int, gamma: float) -> None:
-    """Compare what a data set gives with what must be made of its transitions, one copy's."""
-    found = dataset.gather(torch.arange(dataset.size, device=dataset.device))
-    has_next = any(name.split("/")[0] == keys.NEXT_ACTIONS for name in found)
-    transitions = with_next_actions(dataset.transitions) if has_next else dataset.transitions
-    slots = {name: part.unsqueeze(1) for name, part in transitions.items()}
-    compare(found, rows_of([Horizon(0, slots, follows=False, warms_up=False)], n, gamma, whole=True))
-
-
-def with_next_actions(transitions: Rows) -> Rows:
-    """Leave out steps after which no action is recorded; those before them are then the last that are known."""
-    terminated, truncated = transitions[keys.TERMINATED].tolist(), transitions[keys.TRUNCATED].tolist()
-    kept, following, cut = [], [], []
-    for t in range(len(terminated)):
-        goes_on = t + 1 < len(terminated) and not truncated[t]
-        if terminated[t] or goes_on:
-            kept.append(t)
-            following.append(t if terminated[t] else t + 1)
-            cut.append(truncated[t])
-        elif kept and kept[-1] == t - 1 and not terminated[t - 1]:
-            cut[-1] = True
-    rows = {name: part[kept] for name, part in transitions.items()} | {keys.TRUNCATED: torch.tensor(cut)}
-    actions = {name: part for name, part in transitions.items() if name.split("/")[0] == keys.ACTIONS}
-    return rows | {name.replace(keys.ACTIONS, keys.NEXT_ACTIONS, 1): part[following] for name, part in actions.items()}
-
-
-def compare(found: Rows, expected: Rows) -> None:
-    """Rows are equal; sums of rewards nearly."""
-    assert found.keys() == expected.keys()
     for name, rows in expected.items():
-        rows, found_rows = rows.cpu(), found[name].cpu()
+        rows, found = rows[-replay.size :].cpu(), stored[name][order]
         if name in (keys.RETURNS, keys.DISCOUNTS):
-            torch.testing.assert_close(found_rows, rows, rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(found, rows, rtol=1e-5, atol=1e-4)
         else:
-            assert torch.equal(found_rows, rows), (name, found_rows, rows)
+            assert torch.equal(found, rows), (name, found, rows)

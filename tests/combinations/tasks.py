@@ -147,8 +147,6 @@ class LoggedWalk(Walk):
 
 
 class Simulator(gymnasium.Env):
-    """A task of Gymnasium's own kind with the same spaces."""
-
     def __init__(self, observations, actions, masked=False, end_chance=0.1, limit=None):
         self.limit, self.elapsed = limit, 0
         self.seen_space = OBSERVATIONS[observations]
@@ -190,7 +188,6 @@ class Simulator(gymnasium.Env):
 
 
 def _as_numpy(tree: Any, space: spaces.Space[Any]) -> Any:
-    """The one row of an observation of tensors as Gymnasium has it."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = {key: _as_numpy(tree[key], part) for key, part in named_parts(space)}
         return parts if isinstance(space, spaces.Dict) else tuple(parts.values())

@@ -23,10 +23,9 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from tests.combinations.cases import ALGORITHMS, DEVICE, WITH_A_REPLAY, Case, cases
-from tests.combinations.everything import everything
-from tests.combinations.ledger import Horizon, check_rows_of_dataset, check_rows_of_replay
-from tests.probes import traced_only
+from tests.combinations.cases import ALGORITHMS, CONFIRMED, DEVICE, WITH_A_REPLAY, Case, cases
+from tests.combinations.ledger import Horizon, check_rows_of_replay
+from tests.probes import everything, traced_only
 from tests.trainers.test_resume import Killed, killed_at
 
 from rl8x import keys
@@ -50,7 +49,6 @@ DOCUMENTED_WARNINGS = (
 
 
 def check(case: Case, database: Path) -> None:
-    """Train as the case says, in several ways, and compare them."""
     if case.refusal is not None:
         with pytest.raises(ValueError, match=case.refusal):
             trained(case, callbacks=[fails])
@@ -97,15 +95,10 @@ def trained(case: Case, trainer: Trainer | None = None, callbacks: Sequence[obje
 
 def watch_parameters(case: Case, trainer: Trainer) -> None:
     """Look at each collect: copies have the training's physics; keep what simulators counted, and what was given."""
-    algorithm, collect, evaluate = (
-        trainer.algorithm,
-        trainer.algorithm.collect,
-        getattr(trainer.algorithm, "evaluate", 0),
-    )
-    config = case.run["env_config"] or {}
-    algorithm.collected, algorithm.ledger, algorithm.evaluated = 0, [], False
     if case.offline:
         return
+    algorithm, collect, evaluate = trainer.algorithm, trainer.algorithm.collect, trainer.algorithm.evaluate
+    algorithm.collected, algorithm.ledger, algorithm.evaluated = 0, [], False
 
     def collect_and_look(**options):
         env, begins = algorithm.env, algorithm.horizons.collector.cursor is None
@@ -119,7 +112,7 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
         if case.kind == "gymnasium":
             algorithm.collected += logged_transitions(env) - before
         else:
-            check_physics(env, config)
+            check_physics(env, case.run["env_config"] or {})
         return stats
 
     def evaluate_and_note(**options):
@@ -141,15 +134,8 @@ def logged_slots(case: Case, algorithm) -> dict[str, torch.Tensor]:
 
 
 def check_physics(env, config: dict) -> None:
-    """Check that copies have the physics of a config."""
-    expected = resolve_config(
-        parsed(config),
-        env.parameters,
-        owner="expected",
-        num_envs=env.num_envs,
-        device=env.device,
-        metrics=env.metric_names,
-    )
+    about = {"num_envs": env.num_envs, "device": env.device, "metrics": env.metric_names}
+    expected = resolve_config(parsed(config), env.parameters, owner="expected", **about)
     actual = env.carry["parameters"]
     for name, value in expected.fixed.items():
         assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (name, actual[name], value)
@@ -160,7 +146,6 @@ def check_physics(env, config: dict) -> None:
 
 
 def logged_transitions(env: GymnasiumEnv) -> int:
-    """Sum what the simulators themselves counted."""
     return sum(copy.unwrapped.log.transitions for copy in env.vector_env.envs)
 
 
@@ -205,7 +190,6 @@ def check_rows(case: Case, trainer: Trainer) -> None:
 
 
 def check_params(case: Case, trainer: Trainer) -> None:
-    """The params are the hyperparameters and the physics that were trained with."""
     params = trainer.tracker.params
     for name, value in case.config.items():
         if isinstance(value, str | int | float) and name not in ("execution", "buffer_path", "teacher"):
@@ -217,7 +201,7 @@ def check_params(case: Case, trainer: Trainer) -> None:
         assert params["dataset"] == (str(path) if case.in_a_folder else "given")
         assert (params["dataset.transitions"], params["dataset.digest"]) == (case.recorded, dataset.digest)
         return
-    assert params["env.time_limit"] == case.time_limit
+    assert params["env.time_limit"] == case.task["time_limit"]
     if case.kind != "gymnasium":
         scale = (case.run["env_config"] or {}).get("scale", 1.0)
         shown = "Uniform(0.2, 0.3)" if isinstance(scale, dict) else scale
@@ -251,11 +235,9 @@ def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None =
 
 
 def check_offline(case: Case, trainer: Trainer) -> None:
-    """Updates were made and nothing else, on the rows that must be made of what was recorded."""
     state, config = trainer.state, trainer.algorithm.config
     assert state[keys.UPDATES] == state[keys.STEPS] * config.updates_per_step
     assert state[keys.ENV_STEPS] == state[keys.ENV_EPISODES] == state[keys.COLLECTS] == 0
-    check_rows_of_dataset(trainer.algorithm.replay, *config.returns)
 
 
 def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | None = None) -> None:
@@ -269,24 +251,20 @@ def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | Non
     if config.prioritized and replay.size:
         index = torch.arange(replay.size, device=replay.device)[None]
         weights, powers = replay.weights(index, 1.0), replay.state_dict()["powers"].view(-1)
-        assert bool(
-            (powers[: replay.size] > 0).all() and torch.isfinite(powers).all() and torch.isfinite(weights).all()
-        )
+        assert powers[: replay.size].min() > 0
+        assert torch.isfinite(powers).all()
+        assert torch.isfinite(weights).all()
         assert not powers[replay.size :].any()
         torch.testing.assert_close(replay.state_dict()["sums"].sum(), powers.double().sum())
 
 
 def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
     """An evaluation in an environment of its own leaves no trace in training."""
-    evaluates = case.run["steps_per_eval"] is not None or {"confirmed", "confirmed twice"} & set(case.conditions)
+    evaluates = case.run["steps_per_eval"] is not None or set(CONFIRMED) & set(case.conditions)
     if not case.own_evaluation or not trainer.state[keys.STEPS] or not evaluates:
         return
-    options = case.run_options() | {
-        "stop_conditions": None,
-        "steps_per_eval": None,
-        "max_steps": trainer.state[keys.STEPS],
-    }
-    twin = trained(case, **options)
+    options = {"stop_conditions": None, "steps_per_eval": None, "max_steps": trainer.state[keys.STEPS]}
+    twin = trained(case, **case.run_options() | options)
     mine = {key: points for key, points in rows(trainer.tracker).items() if not key[1].startswith(keys.EVAL_PREFIX)}
     assert same(mine, rows(twin.tracker))
     assert torch.equal(learned(trainer), learned(twin))
@@ -294,21 +272,14 @@ def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
 
 def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | None) -> None:
     """Killed in the middle of a step and resumed, a run ends in the uninterrupted one's bits, with each point once."""
-    tracker = MemoryTracker()
+    tracker = second_tracker = MemoryTracker()
     if database is not None:
-        uri = f"sqlite:///{database}"
-        tracker = MLflowTracker(experiment_name=uuid.uuid4().hex, tracking_uri=uri, spool_dir=folder / "spool")
-    first = case.make_trainer(
-        algorithm=case.build(folder / "replay"),
-        tracker=tracker,
-        checkpoints=folder / "checkpoints",
-        callbacks=[killed_at(case.killed_at)],
-    )
+        at = {"tracking_uri": f"sqlite:///{database}", "spool_dir": folder / "spool"}
+        tracker, second_tracker = MLflowTracker(experiment_name=uuid.uuid4().hex, **at), MLflowTracker(**at)
+    killed = {"checkpoints": folder / "checkpoints", "callbacks": [killed_at(case.killed_at)]}
+    first = case.make_trainer(algorithm=case.build(folder / "replay"), tracker=tracker, **killed)
     with contextlib.suppress(Killed):
         trained(case, first)
-    second_tracker = tracker
-    if database is not None:
-        second_tracker = MLflowTracker(tracking_uri=uri, spool_dir=folder / "spool")
     by_file = case.in_a_folder if case.offline else not (case.kind == "gymnasium" or case.bad)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -370,17 +341,13 @@ def check_in_mlflow(trainer: Trainer, straight: Trainer, database: Path) -> None
     for name in {name for _, name in expected}:
         history = client.get_metric_history(run.info.run_id, name)
         points = sorted((point.step, stored(point.value)) for point in history)
-        assert same(
-            points,
-            sorted((step, stored(value)) for (step, at), values in expected.items() if at == name for value in values),
-        ), name
+        said = [(step, stored(each)) for (step, at), values in expected.items() if at == name for each in values]
+        assert same(points, sorted(said)), name
     failed = straight.stop_reason is not None and straight.stop_reason.startswith("NonFiniteError")
     assert run.info.status == ("FAILED" if failed else "FINISHED")
     params = {name: str(value) for name, value in straight.tracker.params.items()}
-    own_folder = {"buffer_path"} & params.keys()
-    assert {name: run.data.params[name] for name in run.data.params.keys() - own_folder} == {
-        name: params[name] for name in params.keys() - own_folder
-    }
+    own = {"buffer_path": run.data.params["buffer_path"]} if "buffer_path" in params else {}  # a folder of its own
+    assert run.data.params == params | own
 
 
 def stored(value: float) -> float:
@@ -412,9 +379,8 @@ def test_features_combined(half, database, monkeypatch):
     def collect(case: Case) -> None:
         nonlocal count
         count += 1
-        really = count % 50 == 0
         traced_only(monkeypatch)
-        if really:
+        if count % 50 == 0:
             monkeypatch.setattr(CompiledProgram, "_compile", compile_really)
         try:
             check(case, database)
@@ -436,7 +402,5 @@ def drawn(seed: int, examples: int, algorithm: str, function: Callable[[Case], N
     # A program takes seconds to record, and a run has a dozen.
     one_in = 4 if DEVICE != "cpu" else 20 if MINUTES else 100
     given = hypothesis.given(cases(algorithm, compiled_one_in=one_in))(function)
-    checks = list(HealthCheck)
-    phases = [Phase.generate]
-    chosen = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)
+    chosen = settings(max_examples=examples, database=None, suppress_health_check=HealthCheck, phases=[Phase.generate])
     return hypothesis.seed(seed)(chosen(given))

@@ -1,4 +1,3 @@
-import functools
 import json
 import os
 
@@ -55,7 +54,6 @@ def test_the_ones_unused_for_longest_make_room_but_not_those_that_a_run_is_about
     Artifacts(tmp_path).find("a")  # used just now
     monkeypatch.setenv("RL8X_CACHE_MB", limit)
     artifacts = kept(tmp_path, "d", bytes(400_000))
-    assert {artifact.key for artifact in artifacts.list()} == {*stays}
     assert {key for key in "abcd" if artifacts.find(key) is not None} == {*stays}
 
 
@@ -69,33 +67,27 @@ def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, m
     Execution("eager", "fp32", torch.device("cpu"))
 
 
-def test_a_verdict_is_kept_with_its_program_the_users_alone_whatever_the_umask(tmp_path, request):
-    request.addfinalizer(functools.partial(os.umask, os.umask(0)))
-    tmp_path = tmp_path / "cache"
-    Artifacts(tmp_path).make_folder()
-    assert tmp_path.stat().st_mode & 0o777 == 0o700
-    artifacts = kept(tmp_path, "a")
+def test_a_verdict_is_kept_with_its_program_and_what_is_cleared_is_rl8xs_alone(tmp_path):
+    folder = tmp_path / "cache"
+    Artifacts(folder).make_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    artifacts = kept(folder, "a")
     artifacts.judge("b", "off by 1")  # of which there is no program
     assert artifacts.find("b") is None
     assert "verdict" not in artifacts.find("a")
     for verdict in ("", "off by 1"):
         artifacts.judge("a", verdict)
-        assert Artifacts(tmp_path).find("a")["verdict"] == verdict
+        assert Artifacts(folder).find("a")["verdict"] == verdict
     assert artifacts.list()[0].torch == torch.__version__
-    kept(tmp_path, "a")  # built anew
+    kept(folder, "a")  # built anew
     assert "verdict" not in artifacts.find("a")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.so"]
-
-
-def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
-    artifacts = kept(tmp_path, "a")
-    (tmp_path / "gone.so").symlink_to(tmp_path / "nowhere")  # another process has removed it since it was listed
-    (tmp_path / "mine.txt").write_text("mine")
+    (folder / "gone.so").symlink_to(folder / "nowhere")  # another process has removed it since it was listed
+    (folder / "mine.txt").write_text("mine")
     artifacts.trim()
     assert artifacts.find("a") is not None
     assert artifacts.clear() == 8 + len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
-    assert [path.name for path in tmp_path.iterdir() if path.exists()] == ["mine.txt"]
-    assert Artifacts(tmp_path / "nowhere").clear() == 0
+    assert [path.name for path in folder.iterdir() if path.exists()] == ["mine.txt"]
+    assert Artifacts(folder / "nowhere").clear() == 0
 
 
 CHANGED = {
@@ -108,15 +100,14 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-def test_each_of_a_programs_surroundings_makes_another_key(monkeypatch, change):
+def test_each_of_a_programs_surroundings_makes_another_key(monkeypatch, request, change):
     before = key_of("program")
+    request.addfinalizer(surroundings.cache_clear)
     change(monkeypatch)
     surroundings.cache_clear()
-    try:
-        assert key_of("program") != before
-    finally:
-        monkeypatch.undo()
-        surroundings.cache_clear()
+    assert key_of("program") != before
+    monkeypatch.undo()
+    surroundings.cache_clear()
     assert key_of("program") == before != key_of("another")
 
 
@@ -152,29 +143,26 @@ def test_nothing_is_taken_from_a_folder_that_others_can_change(tmp_path, monkeyp
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path):
     for age, which in ((3600, "old"), (1, "new")):
-        folder, *files = (tmp_path / f"{name}-{which}" for name in (".build", ".lock", "so"))
-        folder.mkdir()
-        (folder / "program.cpp").touch()
-        for left in (*files, folder):
-            left.touch()
+        (tmp_path / f".build-{which}").mkdir()
+        for name in (".lock", "so", ".build"):
+            left = tmp_path / f"{name}-{which}"
+            left.is_dir() or left.touch()
             os.utime(left, (left.stat().st_mtime - age,) * 2)
     Artifacts(tmp_path).remove_unfinished()
     assert {path.name for path in tmp_path.iterdir()} == {".build-new", ".lock-new", "so-new", "so-old"}
 
 
-def test_the_folder_is_the_users_own_or_the_named_one_and_where_it_cannot_be_written_one_of_the_process(
-    monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("place", ["file/cache", "read-only"])
+def test_where_the_folder_cannot_be_written_it_is_one_of_the_process(place, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path / place))
+    artifacts = Artifacts()
+    assert artifacts.folder == tmp_path / place
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
+    artifacts.make_folder()
+    assert artifacts.folder != tmp_path / place
+    assert artifacts.left == f"{tmp_path / place} cannot be written to"
+    kept(artifacts.folder, "a")
+    assert artifacts.find("a") is not None
     monkeypatch.delenv("RL8X_CACHE_DIR")
     assert Artifacts().folder.name == "rl8x"
-    (tmp_path / "file").write_text("no folder")
-    for folder in (tmp_path / "file" / "cache", tmp_path / "read-only"):
-        monkeypatch.setenv("RL8X_CACHE_DIR", str(folder))
-        artifacts = Artifacts()
-        assert artifacts.folder == folder
-        monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
-        artifacts.make_folder()
-        assert artifacts.folder != folder
-        assert artifacts.left == f"{folder} cannot be written to"
-        kept(artifacts.folder, "a")
-        assert artifacts.find("a") is not None

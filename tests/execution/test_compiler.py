@@ -10,7 +10,6 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -69,17 +68,6 @@ def run(program):
     return scaled.tolist(), after.item(), total.item()
 
 
-def test_answers_are_taken_as_they_come(tmp_path):
-    own, (reads, writes) = Compiler(Artifacts(tmp_path)), os.pipe()
-    own._process = SimpleNamespace(stdout=os.fdopen(reads, "rb"))
-    own._owner, own._requested = os.getpid(), {"a", "b", "c"}
-    assert own.missing() == 3
-    os.write(writes, b'{"key": "a", "error": null}\n{"key": "b", "err')
-    assert [own.missing(), own.missing()] == [2, 2]
-    os.write(writes, b'or": "too old"}\n')
-    assert (own.missing(None), own._failed) == (1, {"b": "too old"})
-
-
 @pytest.mark.long
 def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces(own, monkeypatch):
     said = []
@@ -108,8 +96,7 @@ def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(
     function = lambda x: [x * 7.0]  # noqa: E731
     right, wrong = (described(each, X)[0] for each in (function, lambda x: [x * 7.1]))
     own.library(wrong)
-    key = key_of(right)
-    copy = own.artifacts.beside("so")
+    key, copy = key_of(right), own.artifacts.beside("so")
     shutil.copy(own.artifacts.library(key_of(wrong)), copy)
     own.artifacts.put(key, copy)
     expected = r"a compiled program differs from .*, so it runs eagerly: sevenfold: result 0 is off by 0\.01"
@@ -124,8 +111,6 @@ def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(
 
 
 class _Allocated(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
-
     _fields_ = tuple((name, ctypes.c_size_t) for name in ("arena", *"abc", "mapped", *"de", "used", *"fg"))
 
 
@@ -154,29 +139,22 @@ def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread
     assert kept - _bytes_in_use() > 2**20
 
 
-def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)  # this process knows its compiler by now
-    program, messages = affine(2.0, 10.0), set()
-    expected = r"^execution='compile' is not possible here: .+ execution='eager'.*$"
-    for _ in range(2):
-        with pytest.raises(ProgramError, match=expected) as error:
-            run(program)
-        messages.add(str(error.value))
-    assert len(messages) == 1
-    assert not list(mortal.artifacts.folder.glob("*.so"))
-
-
-@pytest.mark.skipif(shutil.which("clang++") is None, reason="this machine has no clang++")
-def test_programs_of_clang_agree_with_eager(mortal, monkeypatch, request):
+@pytest.mark.parametrize("name", ["no-such-compiler", "clang++"])
+def test_another_c_compiler_is_taken_and_one_that_is_not_there_is_said_in_one_line(name, mortal, monkeypatch, request):
+    if name == "clang++" and shutil.which(name) is None:
+        pytest.skip("this machine has no clang++")
     request.addfinalizer(surroundings.cache_clear)  # it knows the compiler
-    monkeypatch.setenv("CXX", "clang++")
+    monkeypatch.setenv("CXX", name)
     surroundings.cache_clear()
-    mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)
-    assert run(affine(2.0, 10.0)) == ([12.0, 14.0], 8.0, 8.0)
-    x, hidden, outputs = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in (24, (24, 64), 64))
-    function = lambda x: [(x @ hidden).tanh() @ outputs, x.exp().sum()]  # noqa: E731
-    assert all(map(torch.allclose, CompiledProgram(function)(x), function(x)))
+    mortal.start = functools.partial(Compiler.start.__wrapped__, mortal)  # this process knows its compiler by now
+    program = affine(2.0, 10.0)
+    if name == "clang++":
+        assert run(program) == ([12.0, 14.0], 8.0, 8.0)
+        return
+    for _ in range(2):
+        with pytest.raises(ProgramError, match=r"^execution='compile' is not possible here: .+ execution='eager'.*$"):
+            run(program)
+    assert not list(mortal.artifacts.folder.glob("*.so"))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -188,7 +166,7 @@ def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_on
     if whole:
         os.killpg(mortal._process.pid, signal.SIGKILL)
     else:
-        _worker(psutil.Process(mortal._process.pid)).kill()
+        wait_until(lambda: worker_of(psutil.Process(mortal._process.pid))).kill()
     with pytest.raises(RuntimeError, match="compiler's process ended" if whole else "compiler ended with status 9"):
         mortal.library(text)
     assert ["each run like this one will, since another folder is full: set" in each for each in said] == [True]
@@ -196,25 +174,19 @@ def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_on
         assert loaded(mortal.library(text))(X)[0].tolist() == [2.0, 4.0]
 
 
-def _worker(process):
+def worker_of(process):
     """Return what was forked, of what was forked, to compile a program."""
-    found = []
-
-    def look():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            workers = [worker for watcher in process.children() for worker in watcher.children()]
-            found[:] = [worker for worker in workers if worker.cmdline() == process.cmdline()]
-        return found
-
-    _wait_until(look)
-    return found[0]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        workers = [worker for watcher in process.children() for worker in watcher.children()]
+        return next((worker for worker in workers if worker.cmdline() == process.cmdline()), None)
 
 
-def _wait_until(condition):
+def wait_until(condition):
     limit = time.monotonic() + 240
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < limit
         time.sleep(0.01)
+    return found
 
 
 @pytest.mark.long
@@ -232,14 +204,14 @@ def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path
     group = int(child.stdout.readline())
     child.kill()
     child.wait()
-    _wait_until(lambda: not _runs(group))
 
+    def is_gone():
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
 
-def _runs(group):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, 0)
-        return True
-    return False
+    wait_until(is_gone)
 
 
 def test_its_process_has_a_low_priority_in_the_session_of_the_run(shared):
@@ -249,7 +221,7 @@ def test_its_process_has_a_low_priority_in_the_session_of_the_run(shared):
     assert os.getsid(pid) == os.getsid(0)
     assert os.getpgid(pid) == pid != os.getpgid(0)  # so that Ctrl-C is the run's alone
     lowest = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
-    _wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= lowest)
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= lowest)
 
 
 def test_what_several_processes_ask_for_is_compiled_once(tmp_path, monkeypatch):

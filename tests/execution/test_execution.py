@@ -1,6 +1,5 @@
 import copy
 import functools
-import itertools
 import threading
 import warnings
 from unittest import mock
@@ -100,125 +99,43 @@ def test_what_falls_back_while_it_prepares_programs_stays_eager():
 
 
 def test_a_failed_capture_leaves_no_trace(monkeypatch):
-    total = torch.zeros(2)
-
     def capture(function):
         function()
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr("rl8x.execution.programs.capture_cuda", capture)
-    program = CapturedProgram(lambda total: [total.add_(1)], 1)
+    total = torch.zeros(2)
     with pytest.raises(ProgramError, match="execution='graph' is not possible here: operation not permitted"):
-        program(total)
+        CapturedProgram(lambda total: [total.add_(1)], 1)(total)
     assert total.tolist() == [0.0, 0.0]
 
 
-# -- loops
-
-
-def until_negative(total, step, unused, item):
-    total.add_(item.sum() * step)
-    return [total + 0.0, item * OFFSET, (total >= 0).squeeze(0)]
-
-
-OFFSET = torch.tensor([10.0])
-
-
-LOOPS = {
-    "eager": lambda loop: loop,
-    "recorded": lambda loop: CompiledProgram(loop, compiles=False),  # compiled ones are those of test_lowering.py
-    "captured": CapturedProgram,
-}
-
-
-def twins(first, second, scale, step, flag):
-    """Two tensors of the state that are always equal, as an observation that is the physics."""
-    moved = torch.where(flag, first + step * scale, second)
-    before = second.clone()
-    first.copy_(moved)
-    second.copy_(moved)
-    return [before, moved > 2.0]
-
-
-def running(total, item, slot):
-    before = total.clone()
-    total.add_(item)
-    slot.copy_(before)
-    return []
-
-
-LOOPED = {  # the loop, its arguments, its results, and which arguments it has changed
-    "several items": (
-        Loop(twins, 2, num_items=2),  # one of the state has other strides, as a copy's number has
-        lambda: [[0.0, 0.0], torch.zeros(2, 2)[:, 0], 2.0, [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [True, False, True]],
-        [[[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]], [[False, True], [False, True], [True, True]]],
-        {0: [12.0, 16.0], 1: [12.0, 16.0]},
-    ),
-    "nothing but what it writes into its items": (
-        Loop(running, 1, num_items=2, num_written=1),
-        lambda: [[1.0, 2.0], [[1.0, 1.0], [2.0, 4.0], [8.0, 8.0]], torch.zeros(4, 2)[:3]],
-        [],
-        {0: [12.0, 15.0], 2: [[1.0, 2.0], [2.0, 3.0], [4.0, 7.0]]},
-    ),
-    "until it says no": (
-        Loop(until_negative, 1, ends=True),
-        lambda: [[1.0], 1.0, [0.0] * 3, [[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]]],
-        [
-            [[4.0], [5.0], [-4.0], [0.0]],
-            [[10.0, 20.0], [30.0, -20.0], [-90.0, 0.0], [0.0, 0.0]],
-            [True, True, False, False],
-        ],
-        {0: [-4.0]},
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "what"), [*itertools.product(LOOPS, LOOPED)][:-1])  # off the CPU no loop ends early
-def test_a_loop_calls_its_function_for_each_item(make, what):
-    loop, arguments, results, changed = LOOPED[what]
-    program, given = LOOPS[make](loop), [torch.as_tensor(each) for each in arguments()]
-    assert [each.tolist() for each in program(*given)] == results
-    assert {i: given[i].tolist() for i in changed} == changed
-    # Arguments, which may be others, and what is read beside them count with their present values.
-    mine, its = ([each.clone() for each in given] for _ in range(2))
-    OFFSET.fill_(100.0)
-    try:
-        found, wanted = program(*mine), loop(*its)
-        assert all(map(torch.equal, (*found, *mine), (*wanted, *its)))
-        program(*mine)
-        assert all(map(torch.equal, found, wanted))  # a later call leaves them as they are
-    finally:
-        OFFSET.fill_(10.0)
-
-
-@pytest.mark.parametrize("mode", ["compile", "graph"])
 @pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("mode", ["compile", "graph"])
 def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch):
-    made = []
-
-    def count(function, *rest):
-        made.append(mode)
-        make = {"compile": CompiledProgram._interpret, "graph": record_once}[mode]
+    def make(function, *rest):
         if fails:
             raise OSError("no compiler found\nmore lines")
-        return make(function, *rest)
+        return {"compile": CompiledProgram._interpret, "graph": record_once}[mode](function, *rest)
 
-    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", count)
-    monkeypatch.setattr(CompiledProgram, "_compile", count)
+    made = mock.Mock(side_effect=make)
+    monkeypatch.setattr("rl8x.execution.programs.capture_cuda", made)
+    monkeypatch.setattr(CompiledProgram, "_compile", lambda *given: made(*given))
     execution = Execution("eager", "fp32", CPU)
     execution.mode = execution.target = mode
     execution.device = torch.device("cuda")
-    program = execution.program(Loop(twins, 2, num_items=2))
-    arguments = [torch.zeros(2), torch.zeros(2), torch.tensor(2.0), torch.ones(2, 2), torch.tensor([True, True])]
+    program = execution.program(Loop(lambda total, item: [total.add_(item) + 0.0], 1))
+    total, items = torch.zeros(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     if fails:
         with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
-            program(*arguments)
+            program(total, items)
         return
-    for total in (4.0, 8.0):  # the state may be other tensors in each call
-        arguments = [each.clone() for each in arguments]
-        program(*arguments)
-        assert arguments[0].tolist() == [total] * 2
-    assert made == [mode]
+    for start in (0.0, 10.0):  # the state may be other tensors in each call
+        total = torch.full((2,), start)
+        (found,) = program(total, items)
+        assert total.tolist() == [start + 4.0, start + 6.0]
+        assert found.tolist() == [[start + 1.0, start + 2.0], total.tolist()]
+    made.assert_called_once()
 
 
 # -- threads
@@ -226,11 +143,9 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
 
 @pytest.fixture
 def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(2)  # until the test ends
     yield
     assert torch.get_num_threads() == 2  # whatever was set for a while
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("_two_threads")
@@ -267,22 +182,15 @@ def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
     made.assert_not_called()  # an update asks each time, and a pool is dear
 
 
-def flushes():
-    return torch.tensor(1e-39).mul(1.0).item() == 0.0
-
-
 @pytest.mark.parametrize("already", [False, True])
-def test_denormals_are_0_within_and_after_it_what_they_were(already):
+def test_denormals_are_0_within_and_after_it_what_they_were(already, request):
+    flushes = lambda: torch.tensor(1e-39).mul(1.0).item() == 0.0  # noqa: E731
+    request.addfinalizer(lambda: torch.set_flush_denormal(False))
     torch.set_flush_denormal(already)
-    try:
-        with flushed_denormals(CPU):
-            assert flushes()
-            assert torch.tensor(1e-37).mul(1.0).item() > 0.0
+    with pytest.raises(KeyError), flushed_denormals(CPU):  # noqa: PT012
+        assert flushes()
+        assert torch.tensor(1e-37).mul(1.0).item() > 0.0
+        raise KeyError
+    assert flushes() == already
+    with flushed_denormals(torch.device("meta")):
         assert flushes() == already
-        with pytest.raises(KeyError), flushed_denormals(CPU):
-            raise KeyError
-        assert flushes() == already
-        with flushed_denormals(torch.device("meta")):
-            assert flushes() == already
-    finally:
-        torch.set_flush_denormal(False)

@@ -1,8 +1,14 @@
-"""Traces record what operators do; tensors that are read beside the arguments become inputs; nothing is imported."""
+"""Traces record what operators do, tensors that are held become inputs; and private names of torch are there."""
+
+import re
 
 import pytest
 import torch
+from tests.probes import described
 
+from rl8x.execution import private
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.compiler import Compiler
 from rl8x.execution.traces import trace
 
 WEIGHT = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
@@ -71,3 +77,26 @@ def test_a_cast_that_was_made_before_is_part_of_the_trace():
         weight.mul_(2.0)
         (result,) = graph(x, *read)
         assert torch.equal(result, x.bfloat16() @ weight.bfloat16())
+
+
+# -- private names
+
+
+@pytest.mark.parametrize("name", ["_are_functorch_transforms_active", "_len_torch_dispatch_stack"])
+def test_what_sees_operations_is_known_here_and_assumed_elsewhere(name, monkeypatch):
+    assert not private.is_traced()
+    monkeypatch.delattr(torch._C, name)
+    assert private.is_traced()
+
+
+@pytest.mark.long
+def test_a_missing_name_is_one_clear_line_in_the_compilers_process_too(monkeypatch, tmp_path):
+    code = "import torch._inductor.codecache as codecache\ndel codecache.AotCodeCompiler\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)  # where the process searches too
+    monkeypatch.setattr(Compiler, "start", Compiler.start.__wrapped__)  # a Python of its own
+    compiler = Compiler(Artifacts(tmp_path / "cache"))
+    missing = rf"not {re.escape(torch.__version__)}: module 'torch\._inductor\.codecache' has no .* 'AotCodeCompiler'$"
+    with pytest.raises(RuntimeError, match=rf"^rl8x compiles with torch 2\.13 to 2\.15, {missing}"):
+        compiler.library(described(lambda x: [x + 1.0], torch.ones(3))[0])
+    compiler.stop()

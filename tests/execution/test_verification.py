@@ -41,15 +41,6 @@ def step(obs, frame, dones):
     return [actions, obs * torch.tensor([1.0, 1e3, 0.1]), rewards]
 
 
-def stepped(change):
-    def program(obs, frame, dones):
-        results = step(obs, frame, dones)
-        changed = change(results, frame, dones)
-        return changed if isinstance(changed, list) else results
-
-    return program
-
-
 def flip(rows, results, frame, dones):
     results[0][:rows] ^= 1
     for each in (*results[1:], frame):
@@ -73,8 +64,14 @@ STEPS = {
 @pytest.mark.parametrize("what", STEPS)
 def test_a_step_is_compared_row_by_row(what):
     change, expected = STEPS[what]
+
+    def program(obs, frame, dones):
+        results = step(obs, frame, dones)
+        changed = change(results, frame, dones)
+        return changed if isinstance(changed, list) else results
+
     held = [normal(400, 3), torch.zeros(400, 3), torch.zeros(400, dtype=torch.bool)]
-    found = judged(stepped(change), step, held, STEP)
+    found = judged(program, step, held, STEP)
     assert re.fullmatch(expected, found), found
 
 
@@ -97,13 +94,11 @@ def test_in_bfloat16_a_row_of_a_few_may_differ(rows, flips, agrees):
 
 def test_the_items_of_a_loop_are_in_the_row_of_their_copy():
     """A flip in the first step changes that copy in all later ones."""
-    items = torch.zeros(2, 200)
-    flipped = items.clone()
-    flipped[1, :2] = 1.0
-    flags = [(each > 0).clone() for each in (items, flipped)]
-    first, second = ([each, flag] for each, flag in zip((items, flipped), flags, strict=True))
-    assert judged(lambda _: second, lambda _: first, [torch.zeros(2, 200)], STEP, items=[0]) == ""
     slots = torch.zeros(2, 200)  # of a rollout, which a loop writes in place
+    flipped = slots.clone()
+    flipped[1, :2] = 1.0
+    first, second = ([each.clone(), each > 0] for each in (slots, flipped))
+    assert judged(lambda _: second, lambda _: first, [slots], STEP, items=[0]) == ""
     writes = [lambda slots, each=each: [slots.copy_(each[0]), each[1]][1:] for each in (second, first)]
     assert judged(*writes, [slots], STEP, items=[0]) == ""
     assert judged(*writes, [slots], STEP) != ""
@@ -112,37 +107,25 @@ def test_the_items_of_a_loop_are_in_the_row_of_their_copy():
 # -- updates: those of PPO, whose program is what was traced of another loss
 
 
-def ppo(env, **options):
-    config = PPOConfig(num_envs=8, horizon=8, seed=2, device="cpu", model_config={"hidden_sizes": [16]}, **options)
-    algorithm = config.build(env)
-    algorithm.collect()
-    algorithm.step()  # the moments are not 0
-    return algorithm.updater
-
-
-def scaled(factor):
-    """Return a loss with another factor; its metrics are shown as they were."""
-
-    def losses(self, *given):
-        found = _LOSSES(self, *given)
-        return found + (factor - 1.0) * (found - found.detach())
-
-    return losses
-
-
-_LOSSES = OnPolicyUpdater._losses
-
-
 @pytest.mark.parametrize("clip", [1e-3, 1e3], ids=["clipped", "not clipped"])
 @pytest.mark.parametrize("factor", [0.5, 3.0, -1.0, 1.05])
 @pytest.mark.parametrize("env", [CartPole, Pendulum])
 def test_an_update_with_another_factor_of_its_loss_is_refused(env, factor, clip, monkeypatch):
-    updater = ppo(env, max_grad_norm=clip, sgd_minibatch_size=32)
+    sizes = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "model_config": {"hidden_sizes": [16]}}
+    algorithm = PPOConfig(seed=2, device="cpu", max_grad_norm=clip, **sizes).build(env)
+    algorithm.collect()
+    algorithm.step()  # the moments are not 0
+    updater, losses = algorithm.updater, OnPolicyUpdater._losses
     held = updater._arguments(updater._state, torch.arange(32), updater._scale([torch.arange(32)]))
+
+    def scaled(self, *given):
+        """A loss with another factor; its metrics are shown as they were."""
+        found = losses(self, *given)
+        return found + (factor - 1.0) * (found - found.detach())
 
     def program(*tensors):
         with monkeypatch.context() as patch:
-            patch.setattr(OnPolicyUpdater, "_losses", scaled(factor))
+            patch.setattr(OnPolicyUpdater, "_losses", scaled)
             return updater._update_tensors(*tensors)
 
     assert judged(updater._update_tensors, updater._update_tensors, held, UPDATE) == ""

@@ -18,11 +18,14 @@ from rl8x.distributed import ranks
 from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
 
+PATIENT = {"finish_timeout_s": 150.0, "outage_timeout_s": 150.0}  # its process comes last where it is busy
+SEED, STEPS = (int(text) if (text := os.environ.get(name)) else None for name in ("JOB_SEED", "JOB_STEPS"))
+
 
 def main():
     griefs = dict(enumerate(sys.argv[1:]))
     how, step = griefs.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "none@0").split("@")
-    algorithm = problems.ppo(seed=None).build(problems.CartPole, time_limit=30)
+    algorithm = problems.ppo(seed=SEED).build(problems.CartPole, time_limit=30)
 
     def grief(trainer, row):
         if ranks().rank != 1 or row[keys.STEPS] != int(step):
@@ -35,16 +38,9 @@ def main():
         advance = algorithm.env.noise
         algorithm.env.noise = lambda horizon: advance(horizon) + 1 / 0
 
-    trainer = Trainer(
-        algorithm,
-        tracker=MLflowTracker(
-            finish_timeout_s=150.0, outage_timeout_s=150.0
-        ),  # its process comes last where it is busy
-        eval_env=False,
-        checkpoints=Checkpoints(every_steps=2),
-        callbacks=[grief],
-    )
-    trainer.run(max_steps=6, progress="none")
+    saves = {"eval_env": False, "checkpoints": Checkpoints(every_steps=2), "callbacks": [grief]}
+    trainer = Trainer(algorithm, tracker=MLflowTracker(**PATIENT), **saves)
+    trainer.run(max_steps=STEPS or 6, progress="none")
     print(f"rank {ranks().rank} ended after {trainer.state[keys.STEPS]} steps: {trainer.stop_reason}", flush=True)
 
 

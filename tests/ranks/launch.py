@@ -43,15 +43,15 @@ def environment(**variables):
     return kept | own | {"PYTHONPATH": path} | variables
 
 
-def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=None, **variables):
-    """Return the process of torchrun that starts ranks with these arguments, in a folder.
+def torchrun(arguments, *, options=(), folder, forks=None, **variables):
+    """Return the process of torchrun that starts two ranks with these arguments, in a folder.
 
     With `forks`, which says what else is imported before, ranks are forks: the script calls `as_a_script`.
     """
     begins = ["-m", "torch.distributed.run"]
     if forks is not None:
         begins = ["-c", _FORKING.format(also=forks), "--start-method=fork", "--run-path"]
-    command = [sys.executable, *begins, "--standalone", f"--nproc-per-node={num_ranks}"]
+    command = [sys.executable, *begins, "--standalone", "--nproc-per-node=2"]
     start = subprocess.Popen if forks is None else ForkedPython
     return start(
         [*command, *options, *map(str, arguments)],
@@ -64,28 +64,21 @@ def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=None, **variab
 
 
 def end(process):
-    """End torchrun, and with it what it has started."""
     if process.poll() is None:
         process.terminate()
         process.wait(60)
 
 
-def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
+def launch(folder, module, names):
     """Run scenarios of a module one after the other, and return by name what each rank returned."""
-    arguments = [__file__, module, folder, *names]
-    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, forks="", **variables)
+    process = torchrun([__file__, module, folder, *names], folder=folder, forks="")
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=480)
     except subprocess.TimeoutExpired:
         end(process)
         raise AssertionError(process.communicate()[0][-20000:]) from None
     assert process.returncode == 0, output[-20000:]
-    return {name: results(folder, name, num_ranks) for name in names}
-
-
-def results(folder, name, num_ranks=2):
-    """Return what each rank returned from a scenario."""
-    return [json.loads((Path(folder) / f"{name}-{rank}.json").read_text()) for rank in range(num_ranks)]
+    return {name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)] for name in names}
 
 
 def as_a_script(main):
@@ -109,18 +102,12 @@ def as_a_script(main):
 
 
 def main():
-    """Run scenarios as one rank."""
     module, folder, *names = sys.argv[1:]
     scenarios = importlib.import_module(f"tests.ranks.{module}")
     rank = os.environ["RANK"]
     for name in names:
         print(f"{name}, rank {rank}", flush=True)
-        try:
-            result = getattr(scenarios, name)(Path(folder))
-        except Exception:
-            traceback.print_exc()
-            print(f"scenario {name}, rank {rank}", flush=True)
-            raise
+        result = getattr(scenarios, name)(Path(folder))
         (Path(folder) / f"{name}-{rank}.json").write_text(json.dumps(result))
 
 

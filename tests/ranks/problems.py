@@ -23,15 +23,14 @@ SEED = 5
 COPIES = 8
 
 
-class Halves:
+def generators_of(part):
+    return [torch.Generator().manual_seed(part_seed(SEED, part, rank)) for rank in range(2)]
+
+
+def drawn_by_both(generators, draw, num_envs, agents):
     """What two ranks' generators draw, side by side: of each agent the copies of both."""
-
-    def __init__(self, part):
-        self.generators = [torch.Generator().manual_seed(part_seed(SEED, part, rank)) for rank in range(2)]
-
-    def drawn(self, draw, num_envs, agents):
-        parts = [draw(num_envs // 2, each).unflatten(1, (agents, -1)) for each in self.generators]
-        return torch.cat(parts, 2).flatten(1, 2)
+    parts = [draw(num_envs // 2, each).unflatten(1, (agents, -1)) for each in generators]
+    return torch.cat(parts, 2).flatten(1, 2)
 
 
 class Both:
@@ -39,20 +38,17 @@ class Both:
 
     def __init__(self, num_envs, **options):
         super().__init__(num_envs, **options)
-        self.halves = Halves("env")
+        self.generators = generators_of("env")
 
     def noise(self, horizon):
-        width = self.noise_width
-        draw = lambda rows, generator: torch.rand((horizon, rows, width), generator=generator)  # noqa: E731
-        return self.halves.drawn(draw, self.num_envs, self.num_agents)
+        draw = lambda rows, generator: torch.rand((horizon, rows, self.noise_width), generator=generator)  # noqa: E731
+        return drawn_by_both(self.generators, draw, self.num_envs, self.num_agents)
 
 
-class BothCartPoles(Both, CartPole):
-    """CartPoles of two ranks."""
+class BothCartPoles(Both, CartPole): ...
 
 
-class BothSpreads(Both, Spread):
-    """Teams of two ranks."""
+class BothSpreads(Both, Spread): ...
 
 
 # The environment of a rank, that of both, and how they are made.
@@ -72,19 +68,18 @@ def rank_algorithm(config, env=CartPole, **options):
     if ranks().size > 1:
         return config.build(env, **own | options)
     algorithm = config.build(both, **own | options)
-    share_noise(algorithm)
+    generators, agents, draw = generators_of("sampling"), algorithm.env.num_agents, algorithm.acting.noise
+    algorithm.acting.noise = lambda horizon, num_envs, _: drawn_by_both(
+        generators, functools.partial(draw, horizon), num_envs, agents
+    )
     return algorithm
-
-
-def share_noise(algorithm):
-    """Have what acts in one process draw what it draws on two ranks."""
-    halves, agents, policy = Halves("sampling"), algorithm.env.num_agents, algorithm.acting
-    draw = policy.noise
-    policy.noise = lambda horizon, num_envs, _: halves.drawn(functools.partial(draw, horizon), num_envs, agents)
 
 
 class Traced(CompiledProgram):
     """What was traced, as it is; nothing is asked of the compiler ahead."""
+
+    def __init__(self, function, check=None):
+        super().__init__(function, compiles=False)
 
     def prepare(self, *tensors):
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
@@ -93,14 +88,14 @@ class Traced(CompiledProgram):
 def compile_updates_alone():
     """Have loops, which rollouts are, run as traced: no rank needs another there, and compiling costs seconds."""
     make = execution.CompiledProgram
-    execution.CompiledProgram = lambda function, check=None: (
-        Traced(function, compiles=False) if isinstance(function, Loop) else make(function, check)
+    execution.CompiledProgram = lambda function, check=None: (Traced if isinstance(function, Loop) else make)(
+        function, check
     )
 
 
 def run_traced(algorithm, mode):
     """Have updates run in a mode, where compiled programs are what was traced, without a compiler."""
-    execution.CompiledProgram = lambda function, check=None: Traced(function, compiles=False)
+    execution.CompiledProgram = Traced
     algorithm.execution.mode = algorithm.execution.target = mode
 
 
@@ -109,18 +104,15 @@ def trainer(algorithm, **options):
 
 
 def weights(algorithm):
-    """All weights and running moments, as numbers."""
     return {name: tensor.double().reshape(-1).tolist() for name, tensor in algorithm.policy.state_dict().items()}
 
 
 def digest(algorithm):
-    """A digest of the bits of what was learned."""
     parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in algorithm.policy.state_dict().values()]
     return hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()
 
 
 def furthest(one, other):
-    """The largest difference of numbers by name."""
     assert one.keys() == other.keys()
     return max(abs(a - b) for name in one for a, b in zip(one[name], other[name], strict=True))
 
@@ -146,6 +138,15 @@ OFFLINE = {
 }
 # Of these traced too, which takes seconds: one whose updates come in cycles, and one of another form.
 TRACED = ("td3", "iql")
+# PPO's problems: the environment, how it is made, the options.
+_TEAM = {"state": "shared", "agent_id": True, "team_return": "sum"}
+PPO = {
+    "alone": (CartPole, {}, {}),
+    # a rate that goes by the divergence over all copies, and advantages of the present critic
+    "adapts": (CartPole, {}, {"lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True}),
+    "team": (Spread, _TEAM, {}),  # whose critic sees them all
+    "separate": (Spread, _TEAM, {"model_config": {"hidden_sizes": [8], "separate": True}}),
+}
 MOVING = {
     "adaptive": Adaptive((0.4, 0.6), thresholds=(8.0, 12.0), step=0.05, limits=(0.1, 2.0), episodes=5),
     "learnable": Learnable(Uniform(0.2, 1.0), threshold=12.0, levels=3, candidates=3, episodes=2),
@@ -171,7 +172,7 @@ def offline(name, **options):
 
 def share_batches(algorithm, half):
     """Have one process draw the rows and the noise of two ranks."""
-    generators, sample, draw = Halves("minibatches").generators, algorithm.replay.sample, algorithm.draw
+    generators, sample, draw = generators_of("minibatches"), algorithm.replay.sample, algorithm.draw
     algorithm.replay.sample = lambda count, size, _: torch.cat([sample(count, half, each) for each in generators], 1)
     whole = type(algorithm)
     halved = type(whole.__name__, (whole,), {"batch_size": half})
@@ -181,13 +182,9 @@ def share_batches(algorithm, half):
         for algorithm.generator in generators:
             parts.append(draw(first, count))
         algorithm.__class__ = whole
-        one, two = parts
-        return {
-            name: torch.cat((one[name], two[name]), one[name].shape.index(half))
-            if half in one[name].shape
-            else one[name]
-            for name in one
-        }
+        shapes = {name: [*part.shape] for name, part in parts[0].items()}
+        halves = {name: shape.index(half) for name, shape in shapes.items() if half in shape}
+        return parts[0] | {name: torch.cat([part[name] for part in parts], at) for name, at in halves.items()}
 
     algorithm.draw = draw_both
 

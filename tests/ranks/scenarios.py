@@ -1,5 +1,6 @@
 """What two ranks do, and what must come of it; see `launch`. What returns numbers one process does too, to compare."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -8,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.combinations.everything import everything
+from tests.probes import everything
 from tests.ranks import problems
 from tests.ranks.problems import COPIES, SEED
 
@@ -40,35 +41,41 @@ def alike(value):
     return first
 
 
+def total():
+    return COPIES if ranks().size > 1 else 2 * COPIES
+
+
+@contextlib.contextmanager
+def warned():
+    texts = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in told]
+
+
+def small_trainer(*, ppo=(), **options):
+    return problems.trainer(problems.rank_algorithm(problems.ppo(**dict(ppo))), **options)
+
+
 def saved_steps(folder):
-    """Return the steps of the checkpoints that rank 0 has written."""
     both("written")
     return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
 
 
-def ppo_equals_one_process(folder=None, env=problems.CartPole, env_options=None, **options):
-    """Ten full-batch updates: five steps of two epochs."""
-    size = COPIES if ranks().size > 1 else 2 * COPIES
-    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size, **options), env, **env_options or {})
-    trainer = problems.trainer(algorithm)
-    rows = [dict(trainer.step()) for _ in range(5)]
-    return {"weights": problems.weights(algorithm), "rows": rows, "state": dict(trainer.state)}
+def ppo(folder=None, names=tuple(problems.PPO)):
+    """Ten full-batch updates of each: five steps of two epochs."""
+    found = {}
+    for name in names:
+        env, env_options, options = problems.PPO[name]
+        algorithm = problems.rank_algorithm(problems.ppo(num_envs=total(), **options), env, **env_options)
+        trainer = problems.trainer(algorithm)
+        rows = [dict(trainer.step()) for _ in range(5)]
+        found[name] = {"weights": problems.weights(algorithm), "rows": rows, "state": dict(trainer.state)}
+    return found
 
 
-def ppo_adapts(folder=None):
-    """The same with a rate that goes by the divergence over all copies, and advantages of the present critic."""
-    return ppo_equals_one_process(lr_schedule={"kind": "adaptive"}, recompute_advantages=True)
-
-
-def ppo_teams(folder=None, **options):
-    """The same with a team of agents, whose critic sees them all."""
-    seen = {"state": "shared", "agent_id": True, "team_return": "sum"}
-    return ppo_equals_one_process(env=problems.Spread, env_options=seen, **options)
-
-
-def ppo_separate(folder=None):
-    """The same with weights of their own."""
-    return ppo_teams(model_config={"hidden_sizes": [8], "separate": True})
+AUTO = {"sgd_minibatch_size": 32, "execution": "auto", "num_threads": 1}
 
 
 def ppo_compiled(folder):
@@ -76,12 +83,11 @@ def ppo_compiled(folder):
     found = {}
     for mode in ("eager", "compile"):
         options = {"lr": 1e-5, "target_kl_div": 0.5, "lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True}
-        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, **options))
-        problems.run_traced(algorithm, mode)
-        trainer = problems.trainer(algorithm)
-        rows = [dict(trainer.step()) for _ in range(3)]
-        found[mode] = {"weights": problems.weights(algorithm), "kl": [row["monitors/kl_div"] for row in rows]}
-        found[mode]["lr"] = [row["coefficients/lr"] for row in rows]
+        trainer = small_trainer(ppo={"sgd_minibatch_size": 32, **options})
+        problems.run_traced(trainer.algorithm, mode)
+        rows = [trainer.step() for _ in range(3)]
+        found[mode] = {name: [row[name] for row in rows] for name in ("monitors/kl_div", "coefficients/lr")}
+        found[mode]["weights"] = problems.weights(trainer.algorithm)
     return found
 
 
@@ -91,16 +97,11 @@ def hundred_updates(folder):
     problems.compile_updates_alone()
     found = {}
     for mode in ("eager", "auto", "compile"):
-        config = problems.ppo(sgd_minibatch_size=32, target_kl_div=0.5, execution=mode, num_threads=1)
-        algorithm = problems.rank_algorithm(config)
-        trainer = problems.trainer(algorithm)
+        trainer = small_trainer(ppo=AUTO | {"target_kl_div": 0.5, "execution": mode})
         trainer.run(max_steps=13, progress="none")
-        found[mode] = {
-            "digest": problems.digest(algorithm),
-            "weights": problems.weights(algorithm),
-            "updates": trainer.state[keys.UPDATES],
-            "ran": [algorithm.execution.mode, algorithm.execution.starts_at],
-        }
+        algorithm = trainer.algorithm
+        found[mode] = {"digest": problems.digest(algorithm), "weights": problems.weights(algorithm)}
+        found[mode] |= {"ran": [algorithm.execution.mode, algorithm.execution.starts_at, trainer.state[keys.UPDATES]]}
     return found
 
 
@@ -119,16 +120,14 @@ def one_falls_back(folder):
     """Rank 1 has no compiler when `auto` changes: all fall back."""
     no_process = mock.patch.object(Compiler, "start")  # nothing is compiled
     with no_process, mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
-        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
-        execution.CompiledProgram = lambda function, check=None: SlightlyOff(function, compiles=False)
+        trainer = small_trainer(ppo=AUTO)
+        execution.CompiledProgram = SlightlyOff
         problems.compile_updates_alone()
-        trainer = problems.trainer(algorithm)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warned() as texts:
             trainer.run(max_steps=12, progress="none")
-    alike(problems.digest(algorithm))
-    assert (algorithm.execution.mode, algorithm.execution.fell_back) == ("eager", True)
-    (text,) = [str(each.message) for each in told if "eagerly" in str(each.message)]
+    alike(problems.digest(trainer.algorithm))
+    assert (trainer.algorithm.execution.mode, trainer.algorithm.execution.fell_back) == ("eager", True)
+    (text,) = [text for text in texts if "eagerly" in text]
     if ranks().is_first:
         assert text == "rank 1 cannot run programs, as it says itself: all ranks run eagerly."
     else:
@@ -137,46 +136,40 @@ def one_falls_back(folder):
 
 def programs_come_late(folder):
     """Of `auto`, on rank 1: with a seed both wait at the step that is planned, without one both change three later."""
-    late = {"_CHANGE_SECONDS": 0.001, "_WORTH_SECONDS": 0.0}
-    late["CompiledProgram"] = lambda function, check=None: problems.Traced(function, compiles=False)
+    late = {"_CHANGE_SECONDS": 0.001, "_WORTH_SECONDS": 0.0, "CompiledProgram": problems.Traced}
     for seed, step in ((SEED, 1), (None, 4)):
         looks = iter([3, 2, 1] if ranks().rank else [])
         missing = lambda _, seconds=0.0, looks=looks: next(looks, 0)  # noqa: E731
         limits = mock.patch.multiple(execution, **late)
         with limits, mock.patch.object(Compiler, "missing", missing):
-            config = problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1, seed=seed)
-            algorithm = problems.rank_algorithm(config)
-            trainer = problems.trainer(algorithm, checkpoints=folder / f"late-{seed}")
+            trainer = small_trainer(ppo=AUTO | {"seed": seed}, checkpoints=folder / f"late-{seed}")
             trainer.run(max_steps=6, progress="none")
-        assert (algorithm.execution.mode, algorithm.execution.starts_at) == ("compile", step)
+        assert (trainer.algorithm.execution.mode, trainer.algorithm.execution.starts_at) == ("compile", step)
         assert list(looks) == []
-        alike(problems.digest(algorithm))
+        alike(problems.digest(trainer.algorithm))
         assert saved_steps(folder / f"late-{seed}") == [0, step, 6]
 
 
 def moving(folder=None):
     """Parameters that move with returns: by the episodes of both ranks, of which one has the shorter ones."""
-    size = COPIES if ranks().size > 1 else 2 * COPIES
     found = {}
     for name, drawn in problems.MOVING.items():
-        algorithm = problems.rank_algorithm(problems.ppo(num_envs=size))
-        trainer = problems.trainer(algorithm)
+        trainer = small_trainer(ppo={"num_envs": total()})
         trainer.run(env_config={"length": drawn}, max_steps=5, progress="none")
-        (state,) = algorithm.env.parameter_state.state_dict()["moving"].values()
+        (state,) = trainer.algorithm.env.parameter_state.state_dict()["moving"].values()
         state = {key: tensor.double().reshape(-1).tolist() for key, tensor in state.items() if key != "begun"}
-        found[name] = {"state": state, "weights": problems.weights(algorithm)}
+        found[name] = {"state": state, "weights": problems.weights(trainer.algorithm)}
     return found
 
 
 def distilled(folder=None):
     """Full batches of labels, each of a rank's copies."""
-    size = COPIES if ranks().size > 1 else 2 * COPIES
-    given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_envs": size, "loss": "kl"}
+    given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_envs": total(), "loss": "kl"}
     given |= {"sample_actions": False}  # teacher and student draw from one generator
     config = DistillationConfig(**given, sgd_minibatch_size=None, model_config={"hidden_sizes": [8]})
     torch.manual_seed(1)
-    env = problems.CartPole(1)
-    teacher = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
+    spaces = problems.CartPole.single_observation_space, problems.CartPole.single_action_space
+    teacher = Policy(*spaces, model_config={"hidden_sizes": [8]})
     with torch.no_grad():
         teacher.model.policy_head.weight.mul_(100.0)  # it has something to teach
     algorithm = problems.rank_algorithm(dataclasses.replace(config, teacher=teacher))
@@ -215,20 +208,16 @@ def online(folder):
 
 
 def one_rank_stops_all(folder):
-    """A condition that is met on rank 1 alone."""
-    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
+    """A condition that is met on rank 1 alone; `trainer.stop` there alone, in a run and in a loop."""
+    trainer = small_trainer()
     condition = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 3  # noqa: E731
     row = trainer.run(stop_conditions=[condition], max_steps=9, progress="none")
     assert row[keys.STEPS] == 3
     assert alike(row.stop_reason).endswith("(rank 1)")
     assert type(trainer.tracker) is (MemoryTracker if ranks().is_first else NullTracker)
-
-
-def one_ranks_callback_stops_all(folder):
-    """`trainer.stop` on rank 1 alone ends both, in a run and in a loop."""
     for kind, reason in (("run", "enough (rank 1)"), ("loop", "enough")):
         callback = lambda trainer, row: trainer.stop("enough") if ranks().rank == 1 and row[keys.STEPS] == 2 else None  # noqa: E731
-        trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), callbacks=[callback])
+        trainer = small_trainer(callbacks=[callback])
         *_, row = trainer if kind == "loop" else [trainer.run(max_steps=9, progress="none")]
         assert (row[keys.STEPS], row.stop_reason) == (2, reason)
 
@@ -237,7 +226,7 @@ def one_rank_asks_to_be_confirmed(folder):
     """What is to be confirmed is met on rank 1 alone, and what confirms it there at once, on rank 0 later."""
     asked = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 2  # noqa: E731
     confirms = lambda row: ranks().rank == 1 or row[keys.STEPS] >= 3  # noqa: E731
-    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=2)
+    trainer = small_trainer(eval_env="auto", num_eval_envs=2)
     conditions = [Confirmed(asked, by=confirms), WallTime("1h")]
     row = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
     assert row[keys.STEPS] == 3
@@ -253,7 +242,7 @@ def one_ranks_signal_stops_all(folder):
             os.kill(os.getpid(), signal.SIGTERM)
 
     place = folder / "signal"
-    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=place, callbacks=[callback])
+    trainer = small_trainer(checkpoints=place, callbacks=[callback])
     with pytest.raises(SystemExit) as ended:
         trainer.run(max_steps=9, progress="none")
     assert (ended.value.code, trainer.state[keys.STEPS]) == (143, 2)
@@ -264,12 +253,11 @@ def one_ranks_signal_stops_all(folder):
 def bad_numbers(folder):
     """A weight of rank 1 that is not a number: skipped by both at first, then the end of both."""
     for mode in ("skip", "stop"):
-        algorithm = problems.rank_algorithm(problems.ppo())
-        trainer = problems.trainer(algorithm, on_non_finite=mode)
+        trainer = small_trainer(on_non_finite=mode)
         trainer.step()
-        before = problems.digest(algorithm)
+        before = problems.digest(trainer.algorithm)
         if ranks().rank == 1:
-            for tensor in algorithm.env.carry["state"].values():
+            for tensor in trainer.algorithm.env.carry["state"].values():
                 tensor[3] = torch.nan
         if mode == "stop":
             with pytest.raises(NonFiniteError, match="of rank 1") as error:
@@ -277,12 +265,10 @@ def bad_numbers(folder):
             assert error.value.diagnosis["rank"] == 1
             alike(str(error.value))
         else:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
+            with warned() as texts:
                 trainer.step()
-            assert problems.digest(algorithm) == before
-            texts = alike([str(each.message) for each in told])
-            assert "in environments 3, slot 0 of the horizon of rank 1" in texts[0]
+            assert problems.digest(trainer.algorithm) == before
+            assert "in environments 3, slot 0 of the horizon of rank 1" in alike(texts)[0]
 
 
 def rolled_back(folder):
@@ -296,36 +282,28 @@ def rolled_back(folder):
     algorithm = problems.online("dqn")
     options = {"on_non_finite": "rollback", "checkpoints": Checkpoints(folder / "rolled", every_steps=2)}
     trainer = problems.trainer(algorithm, callbacks=[spoil], **options)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warned() as texts:
         row = trainer.run(max_steps=6, progress="none")
     assert row[keys.STEPS] == 6
     alike(problems.digest(algorithm))
-    texts, _ = both([str(each.message) for each in told])
-    assert any("the weights are as they were in 000002-step-2" in text for text in texts)
+    assert any("the weights are as they were in 000002-step-2" in text for text in both(texts)[0])
 
 
 def evaluations(folder):
-    """An evaluation of five episodes: three of rank 0, two of rank 1."""
-    return evaluated(problems.rank_algorithm(problems.ppo()))
-
-
-def evaluations_of_a_team(folder):
-    """The same of a team."""
-    return evaluated(problems.rank_algorithm(problems.ppo(), problems.Spread, team_return="sum"))
-
-
-def evaluated(algorithm):
-    """An evaluation of five episodes, and what each rank has of it."""
-    trainer = problems.trainer(algorithm, eval_env="auto", num_eval_envs=5)
-    trainer.step()
-    own = []
-    evaluate = trainer.evaluator.evaluate
-    trainer.evaluator.evaluate = lambda *given, **options: own.append(evaluate(*given, **options)) or own[-1]
-    row = trainer.eval(deterministic=False)
-    counted, _ = own[0].counted()
-    copies = [trainer.evaluator.env.num_envs, trainer.params["num_eval_envs"]]
-    return {"row": dict(row), "own": dict(counted), "copies": copies}
+    """An evaluation of five episodes, three of rank 0 and two of rank 1, and what each has of it; also of a team."""
+    found = {}
+    for name, env, options in (("alone", problems.CartPole, {}), ("team", problems.Spread, {"team_return": "sum"})):
+        algorithm = problems.rank_algorithm(problems.ppo(), env, **options)
+        trainer = problems.trainer(algorithm, eval_env="auto", num_eval_envs=5)
+        trainer.step()
+        own, evaluate = [], trainer.evaluator.evaluate
+        trainer.evaluator.evaluate = lambda *given, evaluate=evaluate, own=own, **more: (
+            own.append(evaluate(*given, **more)) or own[-1]
+        )
+        row = trainer.eval(deterministic=False)
+        copies = [trainer.evaluator.env.num_envs, trainer.params["num_eval_envs"]]
+        found[name] = {"row": dict(row), "own": dict(own[0].counted()[0]), "copies": copies}
+    return found
 
 
 class Unsavable(problems.CartPole):
@@ -338,10 +316,8 @@ class Unsavable(problems.CartPole):
 def unsavable(folder):
     """A run of which nothing can be saved goes on, as that of one process does, and says so."""
     trainer = problems.trainer(problems.ppo().build(Unsavable, time_limit=30), checkpoints=folder / "unsavable")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        row = trainer.run(max_steps=2, progress="none")
-    assert row[keys.STEPS] == 2
+    with warned():
+        assert trainer.run(max_steps=2, progress="none")[keys.STEPS] == 2
     assert saved_steps(folder / "unsavable") == []
 
 
@@ -355,7 +331,7 @@ def evaluated_under_values_of_copies(folder):
         ({"length": Grid(five[:2])}, [[0.3, 0.4, 0.3], [0.3, 0.4]], "Grid([0.3, 0.4])"),
         (None, [[0.1, 0.3, 0.5], [0.6, 0.8]], "[0.1, 0.3, 0.5, 0.6, 0.8]"),  # evenly spaced, of eight
     ):
-        trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), eval_env="auto", num_eval_envs=5)
+        trainer = small_trainer(eval_env="auto", num_eval_envs=5)
         trained = {"length": [0.1 * (i + 1) for i in range(COPIES)]}
         trainer.run(env_config=trained, eval_env_config=config, steps_per_eval=1, max_steps=1, progress="none")
         found = trainer.evaluator.env.carry["parameters"]["length"]
@@ -371,9 +347,9 @@ def evaluated_under_values_of_copies(folder):
 def unlike(folder):
     """Rank 1 has another learning rate, then other run options: ranks that are not alike are refused by name."""
     with pytest.raises(RankError, match=r"^rank 1 is not like rank 0: lr is 0\.001, and 0\.0001 on rank 0\.") as error:
-        problems.trainer(problems.rank_algorithm(problems.ppo(lr=1e-3 if ranks().rank else 1e-4)))
+        small_trainer(ppo={"lr": 1e-3 if ranks().rank else 1e-4})
     alike(str(error.value))
-    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
+    trainer = small_trainer()
     with pytest.raises(RankError, match=r"^rank 1 is not like rank 0: max_steps is 4, and 3 on rank 0\.") as error:
         trainer.run(max_steps=3 + ranks().rank, progress="none")
     alike(str(error.value))
@@ -382,18 +358,15 @@ def unlike(folder):
 def going_on_from_different_places(folder):
     """Only rank 0 sees the checkpoint; then each sees another one: both are refused."""
     place = folder / "places"
-    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=Checkpoints(place, every_steps=1))
+    trainer = small_trainer(checkpoints=Checkpoints(place, every_steps=1))
     trainer.run(max_steps=3, progress="none")
     path = ranks().first("the newest", str(listed(place)[-1]) if ranks().is_first else "")
     options = {"tracker": MemoryTracker(), "checkpoints": False}
 
-    def go_on():
+    with pytest.raises(RankError) as error:  # noqa: PT012
         if ranks().is_first:
             Trainer.resume(path, **options)
-        problems.trainer(problems.rank_algorithm(problems.ppo())).run(max_steps=6, progress="none")
-
-    with pytest.raises(RankError) as error:
-        go_on()
+        small_trainer().run(max_steps=6, progress="none")
     at = ["the checkpoint to go on from", "the start of the run"]
     own, other = ranks().rank, 1 - ranks().rank
     text = f"rank {other} is at {at[other]}, rank {own} at {at[own]}: all ranks must do the same."
@@ -414,11 +387,6 @@ def other_weights(folder):
     assert alike(problems.digest(algorithm)) == first
 
 
-def _make(name, tracker, checkpoints, **options):
-    algorithm = problems.online(name) if name in problems.ONLINE else problems.rank_algorithm(problems.ppo())
-    return Trainer(algorithm, tracker=tracker, checkpoints=checkpoints, num_eval_envs=4, **options)
-
-
 def _own(trainer):
     """What a rank has for itself: what it collected last, and what its environments drew."""
     return [
@@ -431,15 +399,15 @@ def resumed(folder):
     """Runs that are resumed at their third step have the bits of what went through."""
     for name in ("ppo", "dqn"):
         place = folder / f"resumed-{name}"
-        trainer = _make(name, MemoryTracker(), Checkpoints(place, every_steps=3, keep=9))
+        algorithm = problems.online(name) if name in problems.ONLINE else problems.rank_algorithm(problems.ppo())
+        options = {"eval_env": "auto", "num_eval_envs": 4, "checkpoints": Checkpoints(place, every_steps=3, keep=9)}
+        trainer = problems.trainer(algorithm, **options)
         row = trainer.run(steps_per_eval=2, max_steps=6, progress="none")
         assert saved_steps(place)[1] == 3
         again = Trainer.resume(listed(place)[1], tracker=MemoryTracker(), checkpoints=False)
-        rows = [
-            {key: value for key, value in each.items() if not key.startswith(("profiling/", "memory/"))}
-            for each in (row, again.run(progress="none"))
-        ]
-        assert rows[0] == rows[1]
+        other = again.run(progress="none")
+        timeless = {key for key in row if not key.startswith(("profiling/", "memory/"))}
+        assert {key: row[key] for key in timeless} == {key: other[key] for key in timeless}
         assert len(everything(trainer)) > 40
         assert everything(again) == everything(trainer)
         assert (again.state, _own(again)) == (trainer.state, _own(trainer))
@@ -452,11 +420,9 @@ def resumed(folder):
 def one_process_goes_on_with_two(folder):
     """A run of one process that two ranks go on with, which they say; see `test_decisions`."""
     for name in ("ppo", "dqn"):
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warned() as texts:
             trainer = Trainer.resume(folder / f"one-{name}", tracker=MemoryTracker(), checkpoints=False)
-        texts, _ = both([str(each.message) for each in told])
-        assert "was saved by 1 rank and goes on with 2" in texts[0]
+        assert "was saved by 1 rank and goes on with 2" in both(texts)[0][0]
         before = dict(trainer.state)
         trainer.run(max_steps=6, progress="none", stop_conditions=[HitsUpperBound(keys.STEPS, 99)])
         alike(problems.digest(trainer.algorithm))

@@ -12,9 +12,8 @@ from rl8x.checkpoint import listed
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
-NAMES = [
+NAMES = [  # of scenarios
     "one_rank_stops_all",
-    "one_ranks_callback_stops_all",
     "one_rank_asks_to_be_confirmed",
     "one_ranks_signal_stops_all",
     "bad_numbers",
@@ -65,7 +64,8 @@ def test_one_process_goes_on_with_a_run_of_two_ranks_and_says_so(found, folder, 
     assert all(torch.isfinite(tensor).all() for tensor in trainer.algorithm.policy.parameters())
 
 
-def test_as_many_ranks_as_before_say_nothing(folder, found):
+@pytest.mark.usefixtures("found")
+def test_as_many_ranks_as_before_say_nothing(folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Trainer.resume(folder / "one-ppo", tracker=MemoryTracker(), checkpoints=False)

@@ -3,22 +3,6 @@
 import pytest
 from tests.ranks.launch import ROOT, TRACKS, end, torchrun
 
-JOB = ROOT / "tests" / "ranks" / "job.py"
-
-
-def output_of(folder, griefs, forks):
-    """Return what a job said that came to griefs, and to its end."""
-    options = ["--max-restarts=6"]  # two, and what a busy machine takes longer for than the time-out
-    # torchrun itself waits for as long as that for a rank that hangs, before it kills it.
-    limits = {"RL8X_RANK_TIMEOUT_S": "15", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "4"}
-    process = torchrun([JOB, *griefs], folder=folder, options=options, forks=forks, **limits)
-    try:
-        output, _ = process.communicate(timeout=400)
-    finally:
-        end(process)
-    assert process.returncode == 0, output[-6000:]
-    return output
-
 
 @pytest.mark.long
 @pytest.mark.store_process
@@ -26,7 +10,16 @@ def output_of(folder, griefs, forks):
     ("griefs", "forks"), [(["raise@1"], None), (["die@3", "freeze@4"], TRACKS)], ids=["started", "forked"]
 )
 def test_ranks_that_raise_die_and_hang_end_all_and_the_run_goes_on_each_time(griefs, forks, mlflow_client, mlruns):
-    output = output_of(mlruns.parent, griefs, forks)
+    options = ["--max-restarts=6"]  # two, and what a busy machine takes longer for than the time-out
+    # torchrun itself waits for as long as that for a rank that hangs, before it kills it.
+    limits = {"RL8X_RANK_TIMEOUT_S": "15", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "4"}
+    job = [ROOT / "tests" / "ranks" / "job.py", *griefs]
+    process = torchrun(job, folder=mlruns.parent, options=options, forks=forks, **limits)
+    try:
+        output, _ = process.communicate(timeout=400)
+    finally:
+        end(process)
+    assert process.returncode == 0, output[-6000:]
     # The error of the one that raises, and what the others say of it.
     assert ("ZeroDivisionError" in output) == ("raise@1" in griefs)
     assert "rank 0 of 2 has lost the others: one has ended (its own error says why)" in output

@@ -23,7 +23,6 @@ SOURCE = Path(__file__).with_name("device.cpp")
 
 
 def build(library: Path) -> None:
-    """Compile the device; raises `CalledProcessError` where the C++ compiler refuses it."""
     root = Path(torch.__file__).parent
     folder = root / "lib"
     options = ["-O0", "-g0", "-shared", "-fPIC", "-std=c++20", f"-I{root / 'include'}"]

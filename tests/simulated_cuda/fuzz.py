@@ -22,7 +22,6 @@ def pytest_configure() -> None:
 
 
 def main(minutes: str) -> int:
-    """Build the device and run the tests on it; returns their exit code."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "device.so"
         build(library)

@@ -39,40 +39,26 @@ MOVING = {
 
 
 def by_steps(row):
-    """Have the pole grow: an `env_config` that is a function."""
     return {"length": 0.4 if row["env/steps"] < 64 else 0.8}
 
 
+GRU = {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4}
+BY_KL = {"lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True, "lr": 2e-3}
+NORMALISED = {"normalize_observations": True, "normalize_rewards": True, "normalize_values": True}
+ATOMS = {"num_atoms": 11, "v_min": 0.0, "v_max": 20.0, "dueling": True}
+ATOMS |= {"model_config": {"hidden_sizes": [8], "layer_norm": False}}
 # What differs from the small PPO on CartPole, and how often the host may wait for the device in a step: once for the
 # statistics, and once where the host must know of the rows before it goes on.
 RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
-    "ppo, moving physics, normalised": (
-        *(PPOConfig, CartPole, MOVING),
-        {"sgd_minibatch_size": 16, "normalize_observations": True, "normalize_rewards": True, "normalize_values": True},
-        1,
-    ),
-    "ppo, memory, a function's physics": (
-        *(PPOConfig, CartPole, by_steps),
-        {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "accumulate_grads": True},
-        1,
-    ),
-    "ppo, rate by KL, advantages anew": (
-        *(PPOConfig, Swing, None),
-        {"sgd_minibatch_size": 16, "lr_schedule": {"kind": "adaptive"}, "recompute_advantages": True, "lr": 2e-3},
-        1,
-    ),
-    "ppo, memory, eager, the same": (
-        *(PPOConfig, Swing, None),
-        {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "lr_schedule": {"kind": "adaptive"}}
-        | {"execution": "eager", "recompute_advantages": True, "lr": 2e-3},
-        1,
-    ),
+    "ppo, moving physics, normalised": (PPOConfig, CartPole, MOVING, {"sgd_minibatch_size": 16, **NORMALISED}, 1),
+    "ppo, memory, a function's physics": (PPOConfig, CartPole, by_steps, {**GRU, "accumulate_grads": True}, 1),
+    "ppo, rate by KL, advantages anew": (PPOConfig, Swing, None, {"sgd_minibatch_size": 16, **BY_KL}, 1),
+    "ppo, memory, eager, the same": (PPOConfig, Swing, None, {**GRU, **BY_KL, "execution": "eager"}, 1),
     "ppo, eager, limited": (PPOConfig, Swing, None, {"execution": "eager", "target_kl_div": 0.01}, 2),
     "pqn": (PQNConfig, CartPole, None, {"sgd_minibatch_size": 32}, 1),
     "dqn": (
         *(DQNConfig, CartPole, {"length": Uniform(0.3, 1.0)}),
-        {**REPLAY, "prioritized": True, "n_step": 3, "num_atoms": 11, "v_min": 0.0, "v_max": 20.0, "dueling": True}
-        | {"model_config": {"hidden_sizes": [8], "layer_norm": False}},
+        {**REPLAY, **ATOMS, "prioritized": True, "n_step": 3},
         2,
     ),
     "sac": (SACConfig, Swing, None, {**REPLAY, "normalize_observations": True}, 2),
@@ -81,29 +67,23 @@ RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
 
 
 def make(name: str, device: str) -> Trainer[Any]:
-    """Make the trainer of a run."""
+    """Make the trainer of a run; a data set is what an untrained policy does."""
     algorithm, env, _, options, _ = RUNS[name]
     shared: Any = {"tracker": NullTracker(), "num_eval_envs": 2, "checkpoints": False, "eval_env": env}
     if algorithm is IQLConfig:
-        small = {"seed": 1, "model_config": {"hidden_sizes": [8]}}
-        return Trainer(IQLConfig(**small, **options, device=device, dataset=data()).build(), **shared)
+        policy = PPOConfig(**SMALL, device="cpu").build(CartPole).policy
+        dataset = record(policy, CartPole(2, seed=0), 100, epsilon=0.5).dataset
+        small = {"seed": 1, "model_config": {"hidden_sizes": [8]}, "device": device}
+        return Trainer(IQLConfig(**small, **options, dataset=dataset).build(), **shared)
     return Trainer(algorithm(**{**SMALL, **options, "device": device}).build(env), **shared)
 
 
-def data() -> Any:
-    """Record what an untrained policy does."""
-    policy = PPOConfig(**SMALL, device="cpu").build(CartPole).policy
-    return record(policy, CartPole(2, seed=0), 100, epsilon=0.5).dataset
-
-
 def numbers(state: Any) -> torch.Tensor:
-    """Return all that is in a state as one vector, float64."""
     tensors = tensors_in(state)
     return torch.cat([tensor.detach().cpu().flatten().double() for tensor in tensors.values()])
 
 
 def run(name: str, device: Device) -> dict[str, Any]:
-    """Train on the CPU and on the device; say how far the two are apart, and what the device saw."""
     *_, env_config, options, _ = RUNS[name]
     given = {} if RUNS[name][0] is IQLConfig else {"env_config": env_config}
     host, other = make(name, "cpu"), make(name, "cuda")
@@ -121,11 +101,9 @@ def run(name: str, device: Device) -> dict[str, Any]:
     restored = make(name, "cuda")
     restored.load_state_dict(other.state_dict())
     same = torch.equal(numbers(restored.state_dict()), numbers(other.state_dict()))
-    mode = other.algorithm.execution.mode
     convolutions = [torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32]
-    return {"run": name, "apart": apart, "waits": waits, "mode": mode, "played": played, "restored": same} | {
-        "convolutions": convolutions
-    }
+    found = {"run": name, "apart": apart, "waits": waits, "mode": other.algorithm.execution.mode, "played": played}
+    return found | {"restored": same, "convolutions": convolutions}
 
 
 def refusals(device: Device) -> dict[str, Any]:
@@ -152,7 +130,6 @@ def refusals(device: Device) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do all runs."""
     torch.set_num_threads(1)
     device = Device(Path(sys.argv[1]))
     if "RANK" in os.environ:

@@ -1,5 +1,6 @@
 """Comparisons against the runs that were logged, in a local database and on MLflow's server."""
 
+import dataclasses
 import re
 import threading
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
+from rl8x.checkpoint import files
 from rl8x.studies.compare import Comparison, compare, differing, grouped_runs
 from rl8x.studies.report import find_study
 from rl8x.tracking import TrackingError
@@ -16,7 +18,11 @@ from rl8x.tracking.private import RunRecord
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun
 
-POINTS = pd.DataFrame(columns=["run_id", "metric", "step", "value"])
+
+def record(name, metrics=(), **params):
+    return RunRecord(f"id-{name}", name, "FINISHED", 0, params, dict(metrics), {})
+
+
 STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}
 RETURNS = {"a": (0.0, 30.0, 20.0), "b": (10.0, 20.0, 40.0), "c": (5.0, float("nan"))}
 LR = {"a": "0.01", "b": "0.01", "c": "0.001"}
@@ -79,8 +85,7 @@ def test_the_best_of_a_thinned_run_is_that_of_all_its_rows(store):
     ],
 )
 def test_of_params_that_tell_the_same_one_is_shown(params, shown):
-    runs = [RunRecord(str(index), "run", "FINISHED", 0, own, {}, {}) for index, own in enumerate(params)]
-    assert differing(runs) == shown
+    assert differing([record("run", **own) for own in params]) == shown
 
 
 def test_groups_average_their_runs_on_common_steps(store):
@@ -117,13 +122,12 @@ def test_a_studys_folder_stands_for_its_parent(store, tmp_path):
 def test_what_is_written_is_what_is_shown(store, tmp_path):
     fill(store)
     made = compare(["a", "b"], metrics=["returns/mean", "losses/total"], group_by="lr", output=tmp_path / "out")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
     pngs = {"curve-returns-mean.png", "curve-losses-total.png"}
-    assert names == {"compare.html", "runs.csv", "groups.csv", "curves.csv", *pngs}
-    written = pd.read_csv(tmp_path / "out" / "runs.csv")
-    assert written["best/returns/mean"].tolist() == [30, 40]
-    curves = pd.read_csv(tmp_path / "out" / "curves.csv")
-    mine = curves[curves["metric"] == "returns/mean"]
+    tables = {path.name: pd.read_csv(path) for path in (tmp_path / "out").glob("*.csv")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", *pngs, *tables}
+    assert tables.keys() == {"runs.csv", "groups.csv", "curves.csv"}
+    assert tables["runs.csv"]["best/returns/mean"].tolist() == [30, 40]
+    mine = tables["curves.csv"].query("metric == 'returns/mean'")
     assert mine["mean"].tolist() == made.curves("returns/mean")["lr=0.01"].mean.tolist()
     page = (tmp_path / "out" / "compare.html").read_text()
     assert "<script" not in page
@@ -137,10 +141,7 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
     of_experiment = compare(experiment="poles")
     assert [run.id for run in of_experiment.runs] == [ids["a"], ids["b"], ids["c"]]  # the parent is no training
     assert [run.id for run in compare([ids["parent"], ids["b"]]).runs] == [ids["a"], ids["b"], ids["c"]]
-    from rl8x.checkpoint import files
-
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
+    folder = tmp_path
     (folder / "checkpoint.json").touch()
     monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": ids["b"]}})
     assert [run.id for run in compare([folder]).runs] == [ids["b"]]
@@ -150,11 +151,9 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
 
 
 def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others(store):
-    ids = fill(store)
-    store.set_tags(ids["b"], {"rl8x.param_change.lr": "0.5"})
+    store.set_tags(fill(store)["b"], {"rl8x.param_change.lr": "0.5"})
     made = compare(["a", "b"], group_by="lr")
     assert made.frame["params.lr"].tolist() == ["0.01", "0.01, later 0.5"]
-    assert made.cells()[2][1] == "0.01, later 0.5"
     assert list(made.groups) == ["lr=0.01", "lr=0.01, later 0.5"]
 
 
@@ -171,13 +170,12 @@ def server(mlruns, monkeypatch):
     monkeypatch.setenv(mlflow.server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{mlruns}/mlflow.db")
     monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, str(mlruns / "artifacts"))
     monkeypatch.setattr(handlers, "_tracking_store", None)
-    served = make_server("127.0.0.1", 0, mlflow.server.app, threaded=True)
-    thread = threading.Thread(target=served.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{served.server_port}"
-    served.shutdown()
-    thread.join()
-    served.server_close()
+    with make_server("127.0.0.1", 0, mlflow.server.app, threaded=True) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+        thread.join()
 
 
 def test_a_server_gives_the_same_comparison(store, server, mlflow_client):
@@ -213,27 +211,27 @@ def test_bad_input_gets_one_line(store, arguments, says):
         compare(**arguments)
 
 
-def record(name, **params):
-    return RunRecord(f"id-{name}", name, "FINISHED", 0, params, {}, {})
-
-
 def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
     runs = [record("a", lr="1e-2"), record("b"), record("c", lr="auto"), record("d", lr="9e-3"), record("e", lr="1e-2")]
     groups = grouped_runs(runs, ["lr"])
     assert list(groups) == ["lr=9e-3", "lr=1e-2", "lr=auto", "lr=None"]
     assert [run.name for run in groups["lr=1e-2"]] == ["a", "e"]
-    alike = grouped_runs([record("a"), RunRecord("other", "a", "", 0, {}, {}, {})], [])
+    alike = grouped_runs([record("a"), dataclasses.replace(record("a"), id="other")], [])
     assert list(alike) == ["a (id-a)", "a (other)"]
 
 
-def test_the_clock_of_what_learns_from_data_is_updates():
-    """Rows of such a run have 0 transitions."""
+ONLINE, OFFLINE = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
 
-    def clock(*metrics):
-        runs = tuple(RunRecord(str(number), "", "", 0, {}, each, {}) for number, each in enumerate(metrics))
-        return Comparison(runs, (), POINTS, (), {}).clock
 
-    online, offline = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
-    assert clock(online, online) == "transitions of training"
-    assert clock(offline, offline) == "updates"
-    assert clock(online, offline) == clock({"loss": 1.0}) == "clock of the algorithm"
+@pytest.mark.parametrize(
+    ("metrics", "clock"),
+    [
+        ([ONLINE, ONLINE], "transitions of training"),
+        ([OFFLINE, OFFLINE], "updates"),  # rows of what learns from data have 0 transitions
+        ([ONLINE, OFFLINE], "clock of the algorithm"),
+        ([{"loss": 1.0}], "clock of the algorithm"),
+    ],
+)
+def test_the_clock_is_that_of_all_runs(metrics, clock):
+    points = pd.DataFrame(columns=["run_id", "metric", "step", "value"])
+    assert Comparison(tuple(record("a", each) for each in metrics), (), points, (), {}).clock == clock

@@ -28,16 +28,20 @@ def jobs_of(folder, *deaths):
     return [{"key": f"job{index}", "folder": str(folder), "dies": dies} for index, dies in enumerate(deaths)]
 
 
-@pytest.mark.usefixtures("light_workers")
-def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
+def check_a_lost_worker(tmp_path, told, **where):
     said = []
-    done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, say=said.append, **HERE))
+    done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, say=said.append, **where))
     assert sorted(each["key"] for each in done) == ["job0", "job1", "job2"]
     assert all(each["result"] != os.getpid() for each in done)
-    assert len(said) == 1
-    assert "a worker was lost (TerminatedWorkerError" in said[0]
-    assert said[0].endswith("trainings go on from where they were saved")
-    assert "\n" not in said[0]
+    (line,) = said
+    assert line.startswith(told)
+    assert line.endswith("trainings go on from where they were saved")
+    assert "\n" not in line
+
+
+@pytest.mark.usefixtures("light_workers")
+def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
+    check_a_lost_worker(tmp_path, "a worker was lost (TerminatedWorkerError", **HERE)
 
 
 @pytest.mark.usefixtures("light_workers")
@@ -127,12 +131,7 @@ def test_a_cluster_of_two_workers_gives_the_same_table(backend, tmp_path, monkey
 
 @needs("ray")
 def test_ray_does_again_what_a_lost_worker_did_and_gives_errors_of_the_work_itself(ray_here, tmp_path):
-    said = []
-    done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, num_jobs=2, backend="ray", address=None, say=said.append))
-    assert sorted(each["key"] for each in done) == ["job0", "job1", "job2"]
-    assert all(each["result"] != os.getpid() for each in done)
-    assert len(said) == 1
-    assert said[0].startswith("a worker was lost (WorkerCrashedError")
+    check_a_lost_worker(tmp_path, "a worker was lost (WorkerCrashedError", **HERE | {"backend": "ray"})
     with pytest.raises(KeyError, match="folder"):
         list(do_jobs([{"key": "x"}], work, num_jobs=2, backend="ray", address=None, say=print))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
+from unittest import mock
 
 import pytest
 
@@ -62,35 +64,18 @@ def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypa
     assert again.supports["fixed"]["length"] == first.supports["fixed"]["length"] == [0.5, 0.5]
 
     # Killed in a trial: what it had begun is done, and no other in its place.
-    begun = []
-
-    def killed(job):
-        begun.append(job["vary"])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("rl8x.studies.study.run_job", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make(4).run()
+    run_job = mock.patch("rl8x.studies.study.run_job", side_effect=KeyboardInterrupt)
+    with run_job as killed, pytest.raises(KeyboardInterrupt):
+        make(4).run()
     # Failed: the trial has no value, and its training is tried again all the same.
-    with monkeypatch.context() as patch:
-        patch.setattr("rl8x.studies.study.run_job", lambda job: {"key": job["key"], "error": "no luck"})
+    with mock.patch("rl8x.studies.study.run_job", lambda job: {"key": job["key"], "error": "no luck"}):
         failed = make(4)
         failed.run()
     assert list(failed.failed.values()) == ["no luck"]
     more = make(4).run()
     assert len(more[["vary.lr"]].drop_duplicates()) == 4
-    assert begun[0]["lr"] in set(more["vary.lr"])
+    assert killed.call_args[0][0]["vary"]["lr"] in set(more["vary.lr"])
     assert more[: len(frame)].equals(frame)
-
-
-def stored(study):
-    """What Optuna itself says of each trial of a study: state, value, learning rate."""
-    import optuna
-
-    storage = f"sqlite:///{study.folder / search.DATABASE}"
-    trials = optuna.load_study(study_name=study.config.name, storage=storage).trials
-    return [(trial.state.name, trial.value, trial.params.get("lr")) for trial in trials]
 
 
 @NEEDS
@@ -103,16 +88,11 @@ def test_what_a_kill_leaves_is_ended_by_the_same_study(tmp_path, monkeypatch):
     opened.ask()
     assert len(search.next_trials(opened, study.config, 1, ())) == 1
 
-    def told(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(search, "tell", told)
-        with pytest.raises(KeyboardInterrupt):
-            make(4).run()
+    with mock.patch.object(search, "tell", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        make(4).run()
     frame = make(4).run()
-    states = [state for state, _, _ in stored(study)]
-    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
+    trials = search.open_search(study.folder, study.config).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
     assert frame["vary.lr"].nunique() == 4
 
 
@@ -132,7 +112,7 @@ def test_a_value_that_is_not_finite_is_the_worst_for_optuna_too(returns, value):
 
 def test_without_optuna_the_refusal_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ValueError, match=r"pip install 'rl8x\[studies\]'"):
         make(2).run()
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rl8x.studies import statistics
-from rl8x.studies.statistics import align, bootstrap, cvar, iqm, mean, mean_curve, of_policies
+from rl8x.studies.statistics import align, bootstrap, cvar, iqm, mean, mean_curve
 
 SCORES = np.random.default_rng(3).normal(100, 30, (5, 12))
 OTHERS = np.random.default_rng(4).normal(90, 20, (4, 12)).round(-1)
@@ -40,36 +40,26 @@ def rliable():
     return library, metrics
 
 
-def plain_cvar(scores, fraction):
-    """Give each cell one unit of weight, worst first, until the fraction is used up."""
-    of_policies = []
-    for row in scores:
-        left = total = max(fraction * len(row), 1.0)
-        weighted = 0.0
-        for score in sorted(row):
-            weighted += min(left, 1.0) * score
-            left -= min(left, 1.0)
-        of_policies.append(weighted / total)
-    return sum(of_policies) / len(of_policies)
+def plain_cvar(row, fraction):
+    """Give each cell of a policy one unit of weight, worst first, until the fraction is used up."""
+    left = total = max(fraction * len(row), 1.0)
+    weighted = 0.0
+    for score in sorted(row):
+        weighted += min(left, 1.0) * score
+        left -= min(left, 1.0)
+    return weighted / total
 
 
 @settings(max_examples=50, deadline=None)
 @given(scores_arrays, st.floats(0.01, 1.0), st.integers(1, 5))
 def test_the_worst_cells_equal_a_plain_formulation(scores, fraction, seeds):
     others = np.roll(scores[:1], 1, axis=1).repeat(seeds, axis=0)
-    assert cvar(scores, fraction) == pytest.approx(plain_cvar(scores, fraction), abs=1e-9)
+    plain = np.mean([plain_cvar(row, fraction) for row in scores])
+    assert cvar(scores, fraction) == pytest.approx(plain, abs=1e-9)
     improvement = statistics.probability_of_improvement
     assert improvement(scores, others) + improvement(others, scores) == pytest.approx(1)
     assert scores.min(axis=-1).mean() <= cvar(scores, fraction) + 1e-9
     assert cvar(scores, 1.0) == pytest.approx(mean(scores))
-
-
-def test_gap_is_inside_less_outside():
-    scores = np.array([[1.0, 2.0, 3.0], [3.0, 4.0, 8.0]])
-    # The first policy was trained on one cell, the second on two.
-    each = of_policies(scores, np.array([[True, False, False], [True, True, False]]))
-    assert each["gap"].tolist() == [1.0 - 2.5, 3.5 - 8.0]
-    assert np.isnan(of_policies(scores, np.ones((2, 3), bool))["gap"]).all()
 
 
 def test_point_estimates_equal_rliable(rliable):
@@ -82,47 +72,33 @@ def test_point_estimates_equal_rliable(rliable):
         assert statistics.probability_of_improvement(x, y) == pytest.approx(expected, abs=1e-6)
 
 
-STATISTICS = {"mean": mean, "iqm": iqm, "cvar": partial(cvar, fraction=0.1)}
-
-
-def same_draws(monkeypatch, library, num_arrays):
-    """Have rliable draw what `bootstrap` draws with the seed 7, array by array in turn."""
-    generators = itertools.cycle([np.random.default_rng((7, index)) for index in range(num_arrays)])
-    monkeypatch.setattr(
-        library.np.random, "choice", lambda count, shape, replace: next(generators).integers(0, count, shape)
-    )
+STATISTICS = {
+    "mean": mean,
+    "iqm": iqm,
+    "cvar": partial(cvar, fraction=0.1),
+    "improvement": statistics.probability_of_improvement,
+    "profile": partial(statistics.performance_profile, thresholds=THRESHOLDS),
+}
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_intervals_equal_rliable_on_the_same_draws(name, rliable, monkeypatch):
-    library, _ = rliable
-    same_draws(monkeypatch, library, 1)
-    statistic = STATISTICS[name]
-    value, interval = library.get_interval_estimates(
-        {"a": SCORES}, lambda scores: np.array([statistic(scores)]), reps=200
-    )
-    ours = bootstrap(statistic, SCORES, over="cells", resamples=200, seed=7)
-    assert [ours.value, ours.low, ours.high] == pytest.approx([*value["a"], *interval["a"][:, 0]], abs=1e-6)
-
-
-def test_intervals_of_improvement_and_profiles_equal_rliable_on_the_same_draws(rliable, monkeypatch):
+    """It draws what `bootstrap` draws with the seed 7, array by array in turn."""
     library, metrics = rliable
-    same_draws(monkeypatch, library, 2)
-    value, interval = library.get_interval_estimates(
-        {"a": [SCORES.round(-1), OTHERS]}, lambda x, y: np.array([metrics.probability_of_improvement(x, y)]), reps=100
-    )
-    ours = bootstrap(
-        statistics.probability_of_improvement, SCORES.round(-1), OTHERS, over="cells", resamples=100, seed=7
-    )
-    assert [ours.value, ours.low, ours.high] == pytest.approx([*value["a"], *interval["a"][:, 0]], abs=1e-6)
-
-    same_draws(monkeypatch, library, 1)
-    profile, band = library.create_performance_profile({"a": SCORES}, THRESHOLDS, reps=100)
-    estimate = bootstrap(
-        partial(statistics.performance_profile, thresholds=THRESHOLDS), SCORES, over="cells", resamples=100, seed=7
-    )
-    np.testing.assert_allclose(estimate.value, profile["a"], atol=1e-6)
-    np.testing.assert_allclose([estimate.low, estimate.high], band["a"], atol=1e-6)
+    arrays = [SCORES.round(-1), OTHERS] if name == "improvement" else [SCORES]
+    generators = itertools.cycle([np.random.default_rng((7, index)) for index in range(len(arrays))])
+    draw = lambda count, shape, replace: next(generators).integers(0, count, shape)  # noqa: E731
+    monkeypatch.setattr(library.np.random, "choice", draw)
+    statistic = STATISTICS[name]
+    ours = bootstrap(statistic, *arrays, over="cells", resamples=200, seed=7)
+    if name == "profile":
+        value, interval = library.create_performance_profile({"a": SCORES}, THRESHOLDS, reps=200)
+    else:
+        theirs = metrics.probability_of_improvement if name == "improvement" else statistic
+        given = {"a": arrays if name == "improvement" else SCORES}
+        value, interval = library.get_interval_estimates(given, lambda *each: np.array([theirs(*each)]), reps=200)
+    np.testing.assert_allclose(np.atleast_1d(ours.value), value["a"], atol=1e-6)
+    np.testing.assert_allclose(np.array([ours.low, ours.high]).reshape(2, -1), interval["a"], atol=1e-6)
 
 
 def test_resampled_policies_keep_their_scores_together():
@@ -163,23 +139,18 @@ def test_one_seed_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: bootstrap(mean, SCORES, over="runs"), "'policies' or 'cells'; got 'runs'"),
-        (lambda: bootstrap(mean, SCORES, level=95), r"\(0, 1\); got 95"),
-    ],
+    ("options", "says"),
+    [({"over": "runs"}, "'policies' or 'cells'; got 'runs'"), ({"level": 95}, r"\(0, 1\); got 95")],
 )
-def test_bad_input_gets_one_line(call, says):
+def test_bad_input_gets_one_line(options, says):
     with pytest.raises(ValueError, match=says):
-        call()
+        bootstrap(mean, SCORES, **options)
 
 
 def test_curves_are_aligned_by_lines_between_their_points():
     steps, values = align([([0, 10, 20], [0.0, 1.0, 3.0]), ([5, 15], [10.0, 20.0])])
     assert steps.tolist() == [5, 10, 15, 20]
     assert values.tolist() == [[0.5, 1, 2, 3], [10, 15, 20, 20]]  # the second has stopped and keeps its last value
-
-
-def test_a_repeated_step_counts_by_its_last_value_and_nan_is_left_out():
+    # A repeated step counts by its last value, and NaN is left out.
     steps, values = align([([2, 1, 2, 3], [7.0, 1.0, 5.0, np.nan])])
     assert (steps.tolist(), values.tolist()) == ([1, 2], [[1, 5]])
