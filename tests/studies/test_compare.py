@@ -1,6 +1,5 @@
 """Comparisons against the runs that were logged, in a local database and on MLflow's server."""
 
-import dataclasses
 import re
 import threading
 
@@ -216,7 +215,7 @@ def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
     groups = grouped_runs(runs, ["lr"])
     assert list(groups) == ["lr=9e-3", "lr=1e-2", "lr=auto", "lr=None"]
     assert [run.name for run in groups["lr=1e-2"]] == ["a", "e"]
-    alike = grouped_runs([record("a"), dataclasses.replace(record("a"), id="other")], [])
+    alike = grouped_runs([record("a"), record("a")._replace(id="other")], [])
     assert list(alike) == ["a (id-a)", "a (other)"]
 
 
