@@ -208,7 +208,7 @@ def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_
     dataset = of_steps(env, torch.zeros(1000, 100), actions, torch.zeros(1000), observation_space=observation)
     config = BCConfig(device="cpu", model_config={"hidden_sizes": [4]})
     need = 1000 * (2 * 400 + 8 + 2 * 4)
-    monkeypatch.setattr(Dataset, "prepare", lambda *arguments, **named: pytest.fail("rows were made"))
+    monkeypatch.setattr(Dataset, "prepared", lambda *arguments, **named: pytest.fail("rows were made"))
     there_are(need - 1)
     message = r"a data set of 1,000 transitions needs at least 0\.8 MB of memory on cpu, but 0\.8 MB are available"
     with pytest.raises(ValueError, match=message):
