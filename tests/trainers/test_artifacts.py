@@ -14,7 +14,7 @@ from tests.probes import ActionMatches
 from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv
+from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.models import Model
 from rl8x.randomization import Uniform
 from rl8x.trainers.artifacts import model_metrics
@@ -107,6 +107,14 @@ def test_a_simulator_that_renders_nothing_is_made_again_to_be_filmed(source, mes
     pytest.importorskip("pygame", reason="pygame is not installed, by which Gymnasium draws CartPole")
     assert trainer.play(copies=2, max_steps=2).lengths.tolist() == [[2, 2]]
     assert env.render_mode in (None, "rgb_array")
+
+
+@pytest.mark.parametrize("env", [AlgoTrading, Pendulum])
+def test_masks_memories_and_normalisers_play(env):
+    config = SMALL | {"model": "lstm", "model_config": {"hidden_size": 8}, "normalize_observations": True, "seq_len": 4}
+    trainer = make(env, config=config)
+    trainer.step()
+    assert trainer.play(max_steps=3).lengths.tolist() == [[3]]
 
 
 def test_an_algorithm_without_an_environment_plays_in_that_of_its_evaluations(tmp_path):
