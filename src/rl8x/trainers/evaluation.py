@@ -269,12 +269,6 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
     return renamed, frozenset((*sums, *keys.summary("episodes/returns"), *lasting))
 
 
-def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
-    """Put the metrics of an evaluation under `eval/`, or under its name there."""
-    prefix = keys.EVAL_PREFIX if group is None else f"{keys.EVAL_PREFIX}{group}/"
-    return {prefix + name: value for name, value in stats.items()}
-
-
 def config_name(config: Mapping[str, Any]) -> str:
     """Name an evaluation by its `env_config` in plain form, with characters that MLflow takes: `gravity 50`."""
     words = []

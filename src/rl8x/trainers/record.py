@@ -31,7 +31,7 @@ from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
-from rl8x.tracking.secrets import hide, hide_in_data
+from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers.description import Description, command
 from rl8x.trainers.evaluation import values_under
 from rl8x.trainers.resume import Origin, handle_for, job, torch_generators
@@ -168,11 +168,6 @@ class Record(Description):
         self.tracker.log_metrics({**first, **row}, step)
         self.results.take(row, step)
         self.log_ms = (time.perf_counter() - begin) * 1e3
-
-    def log_failure(self, trace: str) -> None:
-        """Log the traceback of the error that ended the run."""
-        if self.is_open and not self.is_elsewhere:
-            self.tracker.log_text(hide(trace), "traceback.txt")
 
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})

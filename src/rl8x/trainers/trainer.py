@@ -33,7 +33,7 @@ from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
 from rl8x.trainers.artifacts import Shows, check_models
-from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, in_group, make_evaluator
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, make_evaluator
 from rl8x.trainers.ranks import SignalGuard, agree, begin, check_alike, interruption, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
@@ -414,7 +414,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             status = status_of(error)
             if status == "FAILED":
                 self.stop_reason = hide(described(error))
-                self.record.log_failure(traceback.format_exc())
+                if self.record.is_open and not self.record.is_elsewhere:
+                    self.tracker.log_text(hide(traceback.format_exc()), "traceback.txt")
             elif run.signals.stop is None:
                 self.stop_reason = interruption(error)
             else:
@@ -611,7 +612,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         with Timer(self.algorithm.device) as timer:
             stats = self.evaluations.measure(env_config, deterministic=deterministic)
         spent = {"profiling/eval_ms": timer.elapsed_ms}
-        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
+        groups = ("" if group is None else f"{group}/" for group in (name, tracked_name))
+        own, tracked = ({f"{keys.EVAL_PREFIX}{group}{key}": stats[key] for key in stats} for group in groups)
         self.train_step.take_evaluation(own, tracked | spent, is_of_run=tracked_name is None)
         return EvalStats(own | spent)
 
