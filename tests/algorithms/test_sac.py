@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.algorithms.by_hand import batch_of, disturb, of_steps, updated
+from tests.algorithms.by_hand import Networks, batch_of, disturb, of_steps, updated
 from tests.algorithms.test_conformance import train
 from tests.probes import OneStep, Probe
 
@@ -21,97 +21,95 @@ def build(env=Pendulum, **options):
     return SACConfig(**{**SMALL, "execution": "eager", **options}).build(env)
 
 
-class Plain:
-    """One update by autograd and torch.distributions, row after row as in the papers."""
+class Plain(Networks):
+    """One update row after row, by autograd and torch.distributions, as in the papers."""
 
     def __init__(self, algorithm):
-        self.algorithm, self.critics, self.policy = algorithm, algorithm.critics, algorithm.policy
-        self.log_alpha = algorithm.nets.trained["alpha"].module.log_alpha
+        super().__init__(algorithm)
         self.discrete = isinstance(algorithm.action_space, Discrete)
+        self.target_entropy = algorithm.target_entropy
 
-    def under_target(self, function):
-        """Call a function while the critics have the target's weights."""
-        optimizer = self.algorithm.nets.trained["q"]
-        kept = [view.data.clone() for view in optimizer.views]
-        target = self.algorithm.nets.targets["target"][1]
-        for view, values in zip(optimizer.views, optimizer.split(target), strict=True):
-            view.data.copy_(values)
-        result = function().detach()
-        for view, values in zip(optimizer.views, kept, strict=True):
-            view.data.copy_(values)
-        return result
+    def q(self, net, obs, action=None):
+        """The critics' values of one observation, `[num_critics]`; of discrete actions `[num_critics, num_actions]`."""
+        x = obs if self.discrete else torch.cat([obs, action])
+        outputs = torch.stack([self.outputs(net, i, x) for i in range(self.config.num_critics)])
+        return outputs if self.discrete else outputs[:, 0]
 
-    def value(self, obs, noise):
+    def value(self, net, obs, noise):
         """V(s) of one observation, and -log pi or its expectation."""
-        alpha = self.log_alpha.exp().detach()[0]
-        hidden = torch.relu(self.policy.model.actor[0](obs))
-        features = self.policy.model.policy_head(hidden)
+        alpha, features = self.weights["alpha"]["log_alpha"].exp().detach()[0], self.features("policy", obs)
         if self.discrete:
             distribution = torch.distributions.Categorical(logits=features)
-            q = self.critics(obs[None])[:, 0].min(0).values
-            logs = distribution.probs.log()
+            q, logs = self.q(net, obs).min(0).values, distribution.probs.log()
             return (distribution.probs * (q - alpha * logs)).sum(), distribution.entropy()
         mean, log_std = features.chunk(2)
-        distribution = torch.distributions.Normal(mean, log_std.exp())
         u = mean + log_std.exp() * noise
-        logp = (distribution.log_prob(u) - torch.log(1 - torch.tanh(u) ** 2)).sum()
-        q = self.critics(obs[None], 2 * torch.tanh(u)[None])[:, 0].min()
-        return q - alpha * logp, -logp
+        logp = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - torch.log(1 - torch.tanh(u) ** 2)
+        return self.q(net, obs, 2 * torch.tanh(u)).min() - alpha * logp.sum(), -logp.sum()
 
-    def goals(self, batch):
-        return self.under_target(lambda: torch.stack([self.goal(batch, i) for i in range(len(batch[keys.RETURNS]))]))
-
-    def goal(self, batch, i):
-        noise = None if self.discrete else batch[NOISE][0, i]
-        after = self.value(batch[keys.NEXT_OBS][i], noise)[0]
-        return batch[keys.RETURNS][i] + batch[keys.DISCOUNTS][i] * after
-
-    def q_loss(self, batch, goals):
-        losses = []
-        for i, goal in enumerate(goals):
-            obs, action = batch[keys.OBS][i : i + 1], batch[keys.ACTIONS][i : i + 1]
-            q = self.critics(obs)[:, 0, action.item()] if self.discrete else self.critics(obs, action)[:, 0]
-            losses.append(sum(0.5 * (each - goal) ** 2 for each in q))
-        return torch.stack(losses).mean()
+    def q_loss(self, batch):
+        total = 0.0
+        for i in range(6):
+            row = {name: batch[name][i].double() for name in (keys.OBS, keys.NEXT_OBS, keys.RETURNS, keys.DISCOUNTS)}
+            noise = None if self.discrete else batch[NOISE][0, i]
+            after = self.value("target", row[keys.NEXT_OBS], noise)[0].detach()
+            goal, action = row[keys.RETURNS] + row[keys.DISCOUNTS] * after, batch[keys.ACTIONS][i]
+            q = self.q("q", row[keys.OBS])[:, action] if self.discrete else self.q("q", row[keys.OBS], action.double())
+            total = total + (0.5 * (q - goal) ** 2).sum() / 6
+        return total
 
     def policy_loss(self, batch):
         noise = [None] * 6 if self.discrete else batch[NOISE][1]
-        both = [self.value(obs, each) for obs, each in zip(batch[keys.OBS], noise, strict=True)]
+        both = [self.value("q", obs.double(), each) for obs, each in zip(batch[keys.OBS], noise, strict=True)]
         return -torch.stack([value for value, _ in both]).mean(), torch.stack([each for _, each in both]).detach()
 
+    def conservatism(self, batch):
+        """The penalty, row after row and action after action, with densities of actions scaled to [-1, 1]."""
+        total = 0.0
+        for i in range(6):
+            obs, taken = batch[keys.OBS][i].double(), batch[keys.ACTIONS][i]
+            if self.discrete:
+                table = self.q("q", obs)
+                total = total + sum(each.exp().sum().log() - each[taken] for each in table) / 6
+                continue
+            tried = []
+            for kind, key in enumerate((None, keys.OBS, keys.NEXT_OBS)):
+                for noise in batch[CQL_NOISE][kind, :, i].flatten().tolist():
+                    if key is None:
+                        tried.append((2 * math.erf(noise / math.sqrt(2)), 0.5))
+                        continue
+                    mean, log_std = self.features("policy", batch[key][i].double()).tolist()
+                    u = mean + math.exp(log_std) * noise
+                    normal = math.exp(-0.5 * noise**2) / math.sqrt(2 * math.pi) / math.exp(log_std)
+                    tried.append((2 * math.tanh(u), normal / (1 - math.tanh(u) ** 2)))
+            weighed = sum(self.q("q", obs, torch.tensor([a]).double()).exp() / density for a, density in tried)
+            total = total + ((weighed / len(tried)).log() - self.q("q", obs, taken.double())).sum() / 6
+        return total
 
-def stepped(loss, parameters, lr=0.1):
-    parameters = list(parameters)
-    for each, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-        if gradient is not None:
-            each.data.sub_(lr * gradient)
 
-
-@pytest.mark.parametrize("options", [{}, {"num_critics": 3, "critic_layer_norm": True}], ids=["twin", "three"])
+@pytest.mark.parametrize("options", [{}, {"num_critics": 3}], ids=["twin", "three"])
 @pytest.mark.parametrize("env", [Pendulum, CartPole], ids=["continuous", "discrete"])
 def test_an_update_is_that_of_the_papers(env, options):
-    made = {"optimizer": "sgd", "lr": 0.1, "initial_alpha": 0.3, **options}
-    algorithm, other = build(env, **made), build(env, **made)
-    for each in (algorithm, other):
-        disturb(each)
-    batch, plain = batch_of(algorithm), Plain(other)
-    q_loss = plain.q_loss(batch, plain.goals(batch))
-    stepped(q_loss, other.critics.parameters())
+    algorithm = build(env, optimizer="sgd", lr=0.1, initial_alpha=0.3, **options)
+    disturb(algorithm)
+    batch, plain = batch_of(algorithm), Plain(algorithm)
+    alpha = plain.weights["alpha"]["log_alpha"].exp().item()
+    q_loss = plain.q_loss(batch)
+    plain.descend("q", q_loss)
     policy_loss, entropies = plain.policy_loss(batch)
-    stepped(policy_loss, other.policy.parameters())
-    alpha = math.exp(other.nets.trained["alpha"].module.log_alpha.item())
-    alpha_loss = (plain.log_alpha.exp() * (entropies - other.target_entropy)).mean()
-    stepped(alpha_loss, [plain.log_alpha])
+    plain.descend("policy", policy_loss)
+    alpha_loss = (plain.weights["alpha"]["log_alpha"].exp() * (entropies - plain.target_entropy)).mean()
+    plain.descend("alpha", alpha_loss)
     numbers, errors = updated(algorithm, batch)
     expected = {"losses/q": q_loss, "losses/policy": policy_loss, "losses/alpha": alpha_loss}
     expected |= {"monitors/entropy": entropies.mean(), "coefficients/alpha": torch.tensor(alpha)}
     for name, number in expected.items():
         assert numbers[name].item() == pytest.approx(number.item(), rel=1e-4), name
     assert errors.shape == (6,)
-    for name in ("q", "policy", "alpha"):
-        mine, wanted = (list(each.nets.trained[name].module.parameters()) for each in (algorithm, other))
-        for one, two in zip(mine, wanted, strict=True):
-            torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-4, atol=1e-5)
+    found = Networks(algorithm)
+    for net in ("q", "policy", "alpha"):
+        for name, part in found.weights[net].items():
+            torch.testing.assert_close(part, plain.weights[net][name], rtol=1e-4, atol=1e-5)
 
 
 class SixNumbers(OneStep):
@@ -191,50 +189,21 @@ def offline(env, **options):
     return SACConfig(dataset=data, **{**kept, "execution": "eager", **options}).build()
 
 
-def conservatism(plain, batch, coeff):
-    """The penalty, row after row and action after action, with densities of actions scaled to [-1, 1]."""
-    total = 0.0
-    for i in range(6):
-        obs = batch[keys.OBS][i]
-        if plain.discrete:
-            table = plain.critics(obs[None])[:, 0]
-            gaps = [each.exp().sum().log() - each[batch[keys.ACTIONS][i]] for each in table]
-            total = total + coeff * sum(gaps) / 6
-            continue
-        tried = []
-        for kind, key in enumerate((None, keys.OBS, keys.NEXT_OBS)):
-            for noise in batch[CQL_NOISE][kind, :, i]:
-                if key is None:
-                    tried.append((2 * math.erf(noise.item() / math.sqrt(2)), 0.5))
-                    continue
-                hidden = torch.relu(plain.policy.model.actor[0](batch[key][i]))
-                mean, log_std = plain.policy.model.policy_head(hidden).tolist()
-                u = mean + math.exp(log_std) * noise.item()
-                normal = math.exp(-0.5 * noise.item() ** 2) / math.sqrt(2 * math.pi) / math.exp(log_std)
-                tried.append((2 * math.tanh(u), normal / (1 - math.tanh(u) ** 2)))
-        of_data = plain.critics(obs[None], batch[keys.ACTIONS][i : i + 1])[:, 0]
-        for c in range(2):
-            q = [plain.critics(obs[None], torch.tensor([[a]]))[c, 0].exp() / density for a, density in tried]
-            total = total + coeff * ((sum(q) / len(q)).log() - of_data[c]) / 6
-    return total
-
-
 @pytest.mark.parametrize("env", [Pendulum, CartPole], ids=["continuous", "discrete"])
 def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
-    algorithm, other = (offline(env, optimizer="sgd", lr=0.1, cql_coeff=0.7, cql_samples=3) for _ in range(2))
-    for each in (algorithm, other):
-        disturb(each)
-    batch, plain = batch_of(algorithm), Plain(other)
+    algorithm = offline(env, optimizer="sgd", lr=0.1, cql_coeff=0.7, cql_samples=3)
+    disturb(algorithm)
+    batch, plain = batch_of(algorithm), Plain(algorithm)
     drawn = algorithm.draw(0, 2)
     assert (CQL_NOISE in drawn) == (env is Pendulum)
     if env is Pendulum:
         assert drawn[CQL_NOISE].shape == (2, 3, 3, 6, 1)
-    q_loss = plain.q_loss(batch, plain.goals(batch))
-    stepped(q_loss + conservatism(plain, batch, 0.7), other.critics.parameters())
+    q_loss = plain.q_loss(batch)
+    plain.descend("q", q_loss + 0.7 * plain.conservatism(batch))
     numbers, _ = updated(algorithm, batch)
     assert numbers["losses/q"].item() == pytest.approx(q_loss.item(), rel=1e-4)
-    for one, two in zip(algorithm.critics.parameters(), other.critics.parameters(), strict=True):
-        torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-3, atol=1e-4)
+    for name, part in Networks(algorithm).weights["q"].items():
+        torch.testing.assert_close(part, plain.weights["q"][name], rtol=1e-3, atol=1e-4)
 
 
 def test_illegal_actions_are_not_in_the_sum():
