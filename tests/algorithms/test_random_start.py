@@ -9,7 +9,7 @@ import torch
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.envs import GymnasiumEnv, Pendulum
+from rl8x.envs import GymnasiumEnv, Pendulum, Spread
 from rl8x.randomization import Adaptive
 
 LIMIT = 10
@@ -56,17 +56,6 @@ def test_copies_reach_the_limit_at_times_spread_over_it():
     assert sum(shortened) == int((begun > 0).sum())
     lengths = {row[name] for row in stats for name in ("episodes/lengths/min", "episodes/lengths/max") if name in row}
     assert lengths == {LIMIT}
-
-
-def test_the_shortened_episodes_bootstrap():
-    algorithm = build()
-    algorithm.collect()
-    rollout = algorithm.rollout
-    cut = rollout[keys.TRUNCATED][:4]
-    assert cut.any()
-    assert not rollout[keys.TERMINATED].any()
-    assert (rollout[keys.FINAL_VALUES][:4][cut] != 0).all()
-    assert (rollout[keys.FINAL_VALUES][:4][~cut] == 0).all()
 
 
 class Ends(Pendulum):
@@ -184,13 +173,9 @@ def test_what_cannot_have_it_is_refused_in_a_line(env, options, why):
     assert "\n" not in str(error.value)
 
 
-def test_agents_of_a_world_have_one_time():
-    pytest.importorskip("vmas")
-    from rl8x.envs import VmasEnv
-
-    algorithm = build(functools.partial(VmasEnv, "balance", time_limit=LIMIT))
+def test_agents_of_a_copy_have_one_time():
+    algorithm = build(Spread)
     algorithm.horizons.reset_if_due(None)
-    env = algorithm.env
-    worlds = env.carry["elapsed"].view(env.num_agents, -1)
-    assert worlds[0].unique().numel() > 1
-    assert torch.equal(worlds, worlds[:1].expand_as(worlds))
+    copies = algorithm.env.carry["elapsed"].view(algorithm.env.num_agents, -1)
+    assert copies[0].unique().numel() > 1
+    assert torch.equal(copies, copies[:1].expand_as(copies))
