@@ -35,9 +35,7 @@ from rl8x.algorithms import (
 from rl8x.algorithms.hyperparameters import draw_seed, nearest_divisor, option, part_seed, seeded
 from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
-from rl8x.config import dump_run
 from rl8x.config.describe import algorithm_spec, env_spec, run_spec
-from rl8x.config.files import parse_value
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
 from rl8x.plain import own_values
@@ -214,7 +212,7 @@ KEPT = [
     ("device", Word("cpu"), "cpu"),
     ("shuffle_minibatches", np.bool_(False), False),
     ("lr_schedule", [collections.deque([0.0, 1e-3])], [[0.0, 1e-3]]),
-    *(("optimizer_config", {"betas": kind(BETAS)}, {"betas": BETAS}) for kind in (tuple, collections.UserList, Own)),
+    *(("optimizer_config", {"betas": kind(BETAS)}, {"betas": BETAS}) for kind in (collections.UserList, Own)),
     ("optimizer_config", {"betas": array.array("d", BETAS)}, {"betas": BETAS}),
     ("model_config", {"hidden_sizes": range(3, 6)}, {"hidden_sizes": [3, 4, 5]}),
     *(
@@ -233,8 +231,7 @@ def test_values_of_every_class_are_kept_as_files_have_them(name, given, kept):
     """Else a run trains by them, and its checkpoints cannot say what they were."""
     config, plain = PPOConfig(**{name: given}), PPOConfig(**{name: kept})
     assert (config, repr(config)) == (plain, repr(plain))
-    written = dump_run({"value": algorithm_spec(config).algorithm_config[name]})
-    assert parse_value(written) == {"value": kept}
+    assert repr(json.loads(json.dumps(algorithm_spec(config).algorithm_config[name]))) == repr(kept)
 
 
 def test_a_run_says_what_sequences_and_mappings_of_ones_own_were(tmp_path):
