@@ -117,7 +117,7 @@ def _check_plain(value: Any, where: str) -> None:
     count = itertools.count()
 
     def walk(value: Any, path: str, depth: int) -> None:
-        if depth > MAX_DEPTH or next(count) > MAX_VALUES:
+        if depth > MAX_DEPTH or next(count) >= MAX_VALUES:
             raise ValueError(f"{where}: {path or 'the file'} is nested too deeply or too large.")
         if isinstance(value, dict):
             for name, item in value.items():
