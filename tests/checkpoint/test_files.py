@@ -1,6 +1,5 @@
 import enum
 import json
-import math
 import os
 import pickle
 import subprocess
@@ -21,8 +20,6 @@ from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find,
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, find_unfinished
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import AS_FIRST, clone, copied, num_ranks, of_rank, packed, unpacked
-from rl8x.conditions import Condition, Plateau, StopsIncreasing, WallTime
-from rl8x.conditions.base import parts
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole
 from rl8x.models import MLPModel
@@ -95,32 +92,6 @@ def test_what_acts_as_a_plain_value_is_saved_as_one(value, plain):
     assert same(through_a_file({"x": [value]}), {"x": [plain]})
 
 
-class Often(Condition):
-    """A condition of one's own that remembers what the default can save."""
-
-    def __init__(self, name):
-        self.name, self.seen, self.last = name, {}, (None, -math.inf)
-
-    def judge(self, stats):
-        self.seen[str(stats[self.name])] = self.seen.get(str(stats[self.name]), 0) + 1
-        self.last = (self.last[1], np.float64(stats[self.name]))
-        return max(self.seen.values()) > 3
-
-
-def test_the_state_of_conditions_is_read_back():
-    make = lambda: Plateau("x", 2) & StopsIncreasing("x") | WallTime("1h") | ~Often("x")  # noqa: E731
-    condition, fresh = make(), make()
-    for value in (1.0, 2.0, math.nan, 3.0, 3.0):
-        condition({"x": value})
-    saved = condition.state_dict()
-    fresh.load_state_dict(through_a_file(saved))
-    assert fresh.children[2].condition.seen == {"1.0": 1, "2.0": 1, "nan": 1, "3.0": 2}
-    assert type(through_a_file(saved)["children"][2]["children"][0]["last"][1]) is float
-    assert [part.own_state() for part in parts(fresh) if not isinstance(part, WallTime)] == [
-        part.own_state() for part in parts(condition) if not isinstance(part, WallTime)
-    ]
-
-
 def test_a_rank_has_rank_0s_tensors_and_its_own(tmp_path):
     manager = opened(tmp_path)
     segment = Segment("a-0-1", lambda: {"x": torch.arange(3)})
@@ -183,8 +154,12 @@ def test_what_was_written_is_read(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in path.glob("*.*")} == {0o600}
 
 
-def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_or_killed_write_leaves_nothing(tmp_path, monkeypatch):
     good = put(tmp_path)
+    for name in (".unfinished-1", ".removed-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.pt").touch()
+    files.tidy(tmp_path)
 
     def full(path, data, **options):
         raise OSError(28, "No space left on device")
@@ -192,15 +167,6 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "write_synced", full)
     with pytest.raises(OSError, match="No space"):
         put(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [good.name]
-
-
-def test_leftovers_are_tidied(tmp_path):
-    good = put(tmp_path)
-    for name in (".unfinished-1", ".removed-2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "state.pt").touch()
-    files.tidy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
 
 
@@ -223,14 +189,11 @@ def test_no_damage_goes_unseen(tmp_path_factory, name, data):
     assert str(path) in str(error.value)
 
 
-def signed(path, description=None, state=None):
+def signed(path, description=None):
     """Change a checkpoint and make its digests right again, as somebody who means harm would."""
     if description is not None:
         data = json.loads((path / files.DESCRIPTION).read_text())
-        data.update(description)
-        (path / files.DESCRIPTION).write_text(json.dumps(data))
-    if state is not None:
-        (path / files.STATE).write_bytes(state)
+        (path / files.DESCRIPTION).write_text(json.dumps(data | description))
     (path / files.SUMS).write_text(files._sums(path, files.kept_segments(path)))
 
 
@@ -241,34 +204,43 @@ class Harm:
 
 def test_nothing_is_unpickled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = put(tmp_path / "run")
-    signed(path, state=pickle.dumps({"x": Harm()}))
-    with pytest.raises(CheckpointError, match="other than tensors"):
-        read(path)
-    torch.save({"x": Harm()}, path / files.STATE)
-    signed(path)
-    with pytest.raises(CheckpointError, match="other than tensors"):
-        read(path)
-    itself = []
+    path, itself = with_segment(tmp_path / "run", {"x": torch.arange(3)}), []
     itself.append(itself)
-    for odd in ([torch.zeros(1)], {"x": itself}, {1.5: 2}):
-        torch.save(odd, path / files.STATE)
+    for save in (
+        lambda: (path / files.STATE).write_bytes(pickle.dumps({"x": Harm()})),
+        *(
+            lambda odd=odd: torch.save(odd, path / files.STATE)
+            for odd in ({"x": Harm()}, [torch.zeros(1)], {"x": itself}, {1.5: 2})
+        ),
+    ):
+        save()
         signed(path)
         with pytest.raises(CheckpointError, match=r"state\.pt holds something other than tensors"):
             read(path)
+    torch.save({"parts": [b"a-0-1"]}, path / files.STATE)
+    (path / "a-0-1.segment.pt").write_bytes(pickle.dumps({"x": Harm()}))
+    signed(path)
+    (segment,) = read(path).state["parts"]
+    with pytest.raises(CheckpointError, match=r"000001-step-1 cannot be used: a-0-1.segment.pt holds something other"):
+        segment.content()
     assert not (tmp_path / "harm-was-done").exists()
 
 
-def test_newer_and_foreign_checkpoints_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"version": 2}, r"version 2, and this rl8x reads up to 1: update rl8x"),
+        ({"version": 1, "format": "other"}, "not that of an rl8x checkpoint"),
+        ("[" * 100_000, "damaged"),
+    ],
+)
+def test_newer_and_foreign_checkpoints_are_refused(tmp_path, description, message):
     path = put(tmp_path)
-    signed(path, {"version": 2})
-    with pytest.raises(CheckpointError, match=r"version 2, and this rl8x reads up to 1: update rl8x"):
-        read(path)
-    signed(path, {"version": 1, "format": "other"})
-    with pytest.raises(CheckpointError, match="not that of an rl8x checkpoint"):
-        read(path)
-    (path / files.DESCRIPTION).write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="damaged"):
+    if isinstance(description, dict):
+        signed(path, description)
+    else:
+        (path / files.DESCRIPTION).write_text(description)
+    with pytest.raises(CheckpointError, match=message):
         read(path)
 
 
@@ -341,17 +313,6 @@ def test_no_path_is_taken_from_a_segments_name(tmp_path, name):
         Segment(name, dict)
 
 
-def test_no_segment_is_unpickled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = with_segment(tmp_path / "run", {"x": torch.arange(3)})
-    (path / "a-0-1.segment.pt").write_bytes(pickle.dumps({"x": Harm()}))
-    (path / files.SUMS).write_text(files._sums(path, ["a-0-1"]))
-    (segment,) = read(path).state["parts"]
-    with pytest.raises(CheckpointError, match=r"000001-step-1 cannot be used: a-0-1.segment.pt holds something other"):
-        segment.content()
-    assert not (tmp_path / "harm-was-done").exists()
-
-
 # -- finding
 
 
@@ -375,17 +336,14 @@ def test_a_run_in_mlflow_without_checkpoints_is_refused_by_its_id(mlflow_client)
             find(name)
 
 
-def test_of_one_that_is_damaged_alone_there_is_no_other(tmp_path):
-    (put(tmp_path) / files.SUMS).unlink()
-    with pytest.raises(CheckpointError, match="no good one beside it"):
-        find(tmp_path, auto=True)
-
-
 def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = put(tmp_path / "mlruns" / "checkpoints" / "abc", run={"key": "k", "id": "the-id", "handle": "spool-xyz"})
     for name in ("abc", "spool-abc", "the-id", "spool-xyz"):
         assert find(name).path == path
+    (path / files.SUMS).unlink()
+    with pytest.raises(CheckpointError, match="no good one beside it"):
+        find("abc", auto=True)
 
 
 def test_a_checkpoint_knows_its_own_folder_by_any_path(tmp_path, monkeypatch):
@@ -396,15 +354,6 @@ def test_a_checkpoint_knows_its_own_folder_by_any_path(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     named = {str(paths[1]): True, paths[1].name: True, "../link": True, str(paths[0]): False, ".": False, "a\0b": False}
     assert {source: read(paths[1]).is_at(source) for source in named} == named
-
-
-def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
-    plain = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
-    path = put(tmp_path / "a", spec=plain, status="KILLED")
-    assert "p4ss" not in (path / files.DESCRIPTION).read_text()
-    assert find_unfinished(RunSpec.read(plain), tmp_path) == tmp_path / "a"
-    assert find_unfinished(RunSpec.read({**plain, "tracking_uri": "http://you:p4ss@host"}), tmp_path) is None
-    assert find_unfinished(RunSpec.read({**plain, "progress": "none"}), tmp_path) == tmp_path / "a"
 
 
 def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):
@@ -445,15 +394,18 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
 
 
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
-    plain = {"env": "CartPole"}
-    config = RunSpec.read(plain)
+    plain = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
+    spec = RunSpec.read(plain)
     for name, created, status in (("a", "1", "RUNNING"), ("b", "2", "KILLED"), ("c", "3", "FINISHED")):
-        put(tmp_path / name, spec=plain, created=created, status=status)
+        path = put(tmp_path / name, spec=plain, created=created, status=status)
+        assert "p4ss" not in (path / files.DESCRIPTION).read_text()
     put(tmp_path / "d", spec={"env": "Pendulum"}, created="4", status="RUNNING")
-    assert find_unfinished(config, tmp_path) == tmp_path / "b"
-    assert find_unfinished(RunSpec.read({"env": "Acrobot"}), tmp_path) is None
+    assert find_unfinished(spec, tmp_path) == tmp_path / "b"
+    assert find_unfinished(RunSpec.read({**plain, "progress": "none"}), tmp_path) == tmp_path / "b"
+    for other in ({"env": "Acrobot"}, {**plain, "tracking_uri": "http://you:p4ss@host"}):
+        assert find_unfinished(RunSpec.read(other), tmp_path) is None
     manager = opened(tmp_path / "b")
-    assert find_unfinished(config, tmp_path) == tmp_path / "a"  # somebody is at b
+    assert find_unfinished(spec, tmp_path) == tmp_path / "a"  # somebody is at b
     manager.end()
 
 
