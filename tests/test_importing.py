@@ -1,6 +1,8 @@
 """A run file or a checkpoint from anybody runs no code of its folder, unless the user says that he trusts it."""
 
+import functools
 import json
+import operator
 import os
 import re
 import shlex
@@ -118,61 +120,59 @@ def test_no_place_of_a_run_file_or_a_checkpoint_runs_code_without_trust(position
     assert "remembered" not in output.err
 
 
-def in_new_process(folder, *words):
+def types(folder, *words):
+    """Whether a command line is accepted in a new process."""
     forget(folder)
-    done = main(["train", *words, "num_envs=2", "horizon=4", "device=cpu", "--dry-run", "--progress=none"])
-    return done == 0
+    return main(["train", *words, "num_envs=2", "horizon=4", "device=cpu", "--dry-run", "--progress=none"]) == 0
+
+
+def reads(folder, env):
+    """Whether a run file that names an environment is accepted in a new process."""
+    (folder / "run.json").write_text(json.dumps({"env": env, "tracking": False}))
+    return types(folder, "-f", str(folder / "run.json"))
 
 
 @pytest.mark.parametrize("name", ["M.Task", "M.make_task", "M:M-v0"])
 def test_what_was_typed_is_trusted_until_it_changes_or_is_forgotten(name, folder, capsys):
     name, file = name.replace("M", module_of(folder)), folder / f"{module_of(folder)}.py"
-    (folder / "run.json").write_text(json.dumps({"env": name, "tracking": False}))
-    assert not in_new_process(folder, "-f", "run.json")
-    assert in_new_process(folder, name)
+    assert not reads(folder, name)
+    assert types(folder, name)
     assert f"your trust in {file} is remembered until it changes" in capsys.readouterr().err
-    assert in_new_process(folder, "-f", "run.json")
+    assert reads(folder, name)
     assert (folder / "imported").exists()
     memory = trusted.memory()
-    assert memory.stat().st_mode & 0o777 == 0o600
-    assert memory.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in (memory, memory.parent)] == [0o600, 0o700]
 
     file.write_text(MODULE + "\n# another\n")
     capsys.readouterr()
-    assert not in_new_process(folder, "-f", "run.json")
+    assert not reads(folder, name)
     assert "has changed since you trusted it" in one_line(capsys)
     assert not (folder / "imported").exists()
     file.write_text(MODULE)
-    assert in_new_process(folder, "-f", "run.json")
+    assert reads(folder, name)
     memory.unlink()
-    assert not in_new_process(folder, "-f", "run.json")
+    assert not reads(folder, name)
 
 
 def test_trust_in_a_module_is_none_in_its_copy_its_neighbours_or_functions_that_nobody_named(folder, capsys):
-    module = module_of(folder)
+    module, copy = module_of(folder), folder / "copy"
     (folder / "others.py").write_text(MODULE)
-    assert in_new_process(folder, f"{module}.Task")
-    for env, refused in (
-        ("others.Task", "would import"),
-        (f"{module}.make_task", "not a subclass"),
-        (f"{module}.Task", ""),
-    ):
-        (folder / "run.json").write_text(json.dumps({"env": env, "tracking": False}))
-        assert in_new_process(folder, "-f", "run.json") == (not refused)
+    assert types(folder, f"{module}.Task")
+    for env, refused in (("others.Task", "would import"), (f"{module}.make_task", "not a subclass")):
+        assert not reads(folder, env)
         assert refused in capsys.readouterr().err
-    assert in_new_process(folder, f"{module}.make_task")
-    (folder / "run.json").write_text(json.dumps({"env": f"{module}.make_task", "tracking": False}))
-    assert in_new_process(folder, "-f", "run.json")
+    assert reads(folder, f"{module}.Task")
+    assert types(folder, f"{module}.make_task")
+    assert reads(folder, f"{module}.make_task")
     (folder / f"{module}.py").write_text(MODULE.replace("CartPole(num_envs", "print(num_envs"))
-    assert in_new_process(folder, f"{module}.Task")  # trusted anew, and of its functions none
-    assert not in_new_process(folder, "-f", "run.json")
-    (folder / f"{module}.py").write_text(MODULE)
-    copy = folder / "copy"
+    assert types(folder, f"{module}.Task")  # trusted anew, and of its functions none
+    assert not reads(folder, f"{module}.make_task")
     copy.mkdir()
-    (copy / f"{module}.py").write_text(MODULE)
+    for place in (folder, copy):
+        (place / f"{module}.py").write_text(MODULE)
     os.chdir(copy)
     forget(copy)
-    assert not in_new_process(folder, "-f", "../run.json")
+    assert not reads(folder, f"{module}.make_task")
 
 
 def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is(folder):
@@ -188,7 +188,7 @@ def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is
             sys.modules.pop(name, None)
         return [is_remembered(name) for name in names]
 
-    assert in_new_process(folder, f"{module}.Task")
+    assert types(folder, f"{module}.Task")
     assert trusted_names() == [True, True, True]
     assert "others" not in sys.modules  # nothing of it was run to find that out
     with open(package / "tools.py", "a") as file:
@@ -198,7 +198,7 @@ def test_what_a_trusted_module_imports_is_trusted_with_it_and_must_stay_as_it_is
 
 @pytest.mark.parametrize("harm", ["open file", "open folder", "link", "damaged", "other form"])
 def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm, folder):
-    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    assert types(folder, f"{module_of(folder)}.Task")
     memory = trusted.memory()
     assert list(trusted.entries()) == [str(folder / f"{module_of(folder)}.py")]
     if harm == "open file":
@@ -206,15 +206,14 @@ def test_a_memory_that_others_could_have_written_or_that_is_damaged_is_none(harm
     elif harm == "open folder":
         memory.parent.chmod(0o777)
     elif harm == "link":
-        memory.rename(folder / "there")
-        memory.symlink_to(folder / "there")
+        memory.symlink_to(memory.rename(folder / "there"))
     else:
         memory.write_text({"damaged": "{", "other form": '{"a": 1}'}[harm])
     try:
         assert trusted.entries() == {}
         assert not is_remembered(module_of(folder))
         if harm == "open folder":
-            assert in_new_process(folder, f"{module_of(folder)}.Task")
+            assert types(folder, f"{module_of(folder)}.Task")
             assert trusted.entries() == {}
     finally:
         memory.parent.chmod(0o700)
@@ -225,15 +224,12 @@ def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_besi
     module = module_of(folder)
     (folder / "others.py").write_text(MODULE.replace('"imported"', '"imported others"'))
     (folder / "run.yaml").write_text("env: others.Task\n")
-    for index, name in enumerate((f"{module}.Task", f"{module}.make_task", f"{module}:{module}-v0", "CartPole")):
-        forget(folder)
-        words = [f"model={module}.Net"] * (name == "CartPole") + [f"checkpoints.directory=c{index}"]
-        assert main(["train", name, *own, *words]) == 0
-        assert (folder / "imported").exists()
     assert main(["train", "CartPole", *own, "checkpoints.directory=c"]) == 0
-    forget(folder)
     assert main(["resume", "c", "--max-steps", "9", "--stop", f"{module}.Enough: [env/steps, 1]"]) == 0
     assert (folder / "imported").exists()
+    trusted.memory().unlink()
+    assert types(folder, "CartPole", f"model={module}.Net")
+    trusted.memory().unlink()
     forget(folder)
     assert main(["train", "-f", "run.yaml", *own, f"model={module}.Net"]) == 2
     assert "'others.Task' would import the module 'others'" in capsys.readouterr().err
@@ -260,36 +256,26 @@ def test_nothing_but_a_class_of_a_kind_is_called_by_its_name_alone(path, tmp_pat
 
 
 def test_nor_by_a_checkpoint(tmp_path):
-    run = RunSpec.from_plain(
-        {
-            "env": "CartPole-v1",
-            "algorithm_config": SMALL,
-            "tracking": False,
-            "checkpoints": {"directory": str(tmp_path)},
-        }
-    )
-    trainer = Trainer.from_spec(run)
+    data = {"env": "CartPole-v1", "algorithm_config": SMALL, "tracking": False}
+    trainer = Trainer.from_spec(RunSpec.from_plain({**data, "checkpoints": {"directory": str(tmp_path)}}))
     trainer.run(max_steps=1, progress="none")
-    (path,) = listed(trainer.checkpoints.directory)[-1:]
+    path = listed(trainer.checkpoints.directory)[-1]
     about = json.loads((path / "checkpoint.json").read_text())
-    for place, value in {
-        "spec.algorithm": "subprocess.Popen",
-        "spec.env": "os.system",
-        "spec.env_kwargs": {"wrappers": [{"$class": "subprocess.Popen"}]},
-        "resolved.config.model": {"$class": "subprocess.Popen"},
-        "resolved.config.distribution": "subprocess.Popen",
-    }.items():
+    refusal = r"is not a subclass of .*--trust|must name a subclass of"
+    for place, value, message in (
+        ("spec.algorithm", "subprocess.Popen", refusal),
+        ("spec.env", "os.system", refusal),
+        ("spec.env_kwargs", {"wrappers": [{"$class": "subprocess.Popen"}]}, refusal),
+        ("resolved.config.model", {"$class": "subprocess.Popen"}, refusal),
+        ("resolved.config.distribution", "subprocess.Popen", refusal),
+        ("spec.env", "not_there:CartPole", "would import the module 'not_there'"),
+        ("spec.env", "not_there:CartPole-v1", "would import the module 'not_there'"),
+    ):
         changed = json.loads(json.dumps({name: about[name] for name in ("spec", "resolved")}))
-        inner = changed
-        for name in place.split(".")[:-1]:
-            inner = inner[name]
-        inner[place.split(".")[-1]] = value
+        *outer, last = place.split(".")
+        functools.reduce(operator.getitem, outer, changed)[last] = value
         signed(path, changed)
-        with pytest.raises(CheckpointError, match=r"is not a subclass of .*--trust|must name a subclass of"):
-            Trainer.resume(path)
-    for name in ("not_there:CartPole", "not_there:CartPole-v1"):
-        signed(path, {"spec": {**about["spec"], "env": name}, "resolved": about["resolved"]})
-        with pytest.raises(CheckpointError, match="would import the module 'not_there'"):
+        with pytest.raises(CheckpointError, match=message):
             Trainer.resume(path)
 
 
@@ -337,13 +323,13 @@ def test_what_is_our_own_or_there_already_needs_no_trust():
 
 
 def test_without_a_home_nothing_of_the_working_directory_is_taken_for_the_users_memory(folder, monkeypatch):
-    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    assert types(folder, f"{module_of(folder)}.Task")
     (folder / "~").mkdir()
-    trusted.memory().rename(folder / "~" / "trusted.json")
+    moved = trusted.memory().rename(folder / "~" / "trusted.json")
     monkeypatch.setattr("platformdirs.user_config_dir", lambda *_, **options: "~")
     assert trusted.entries() == {}
-    (folder / "~" / "trusted.json").unlink()
-    assert in_new_process(folder, f"{module_of(folder)}.Task")
+    moved.unlink()
+    assert types(folder, f"{module_of(folder)}.Task")
     assert list((folder / "~").iterdir()) == []
 
 

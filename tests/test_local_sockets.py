@@ -1,6 +1,7 @@
 """Vectors that ranks of one machine exchange over sockets; here each rank is a thread."""
 
 import concurrent.futures
+import datetime
 import multiprocessing
 import socket
 import threading
@@ -14,29 +15,13 @@ from rl8x.local_sockets import LocalSockets, connect
 TIMEOUT_S = 20.0
 
 
-class Store:
-    """What ranks tell each other, as `torch.distributed.Store` keeps it."""
-
-    def __init__(self):
-        self.told, self.changed = {}, threading.Condition()
-
-    def set(self, name, value):
-        with self.changed:
-            self.told[name] = value
-            self.changed.notify_all()
-
-    def get(self, name):
-        with self.changed:
-            assert self.changed.wait_for(lambda: name in self.told, TIMEOUT_S)
-            return self.told[name]
-
-
-def on_each(size, job, timeout_s=TIMEOUT_S):
+def on_each(size, job):
     """Connect ranks, and return what the job returns on each, given its sockets and its number."""
-    store = Store()
+    store = torch.distributed.HashStore()
+    store.set_timeout(datetime.timedelta(seconds=TIMEOUT_S))
 
     def rank_of(rank):
-        sockets = connect(rank, size, store, timeout_s)
+        sockets = connect(rank, size, store, TIMEOUT_S)
         try:
             return job(sockets, rank)
         finally:

@@ -1,10 +1,9 @@
 """Settings by name: every file is legal and ends as it should, and twins are alike."""
 
 import pytest
-import yaml
 
 import rl8x
-from rl8x.config import RunSpec, load_run_file
+from rl8x.config import RunSpec
 from rl8x.config.tuned import tuned_file, tuned_files
 from rl8x.envs import BUILTIN
 
@@ -33,15 +32,6 @@ def test_a_setting_is_a_run_file_of_its_task_and_algorithm(task, algorithm):
             assert value["points"][-1][0] <= transitions
 
 
-@pytest.mark.parametrize("path", [tuned_file(*name) for name in NAMES], ids=lambda path: path.stem)
-def test_a_file_says_first_what_it_is(path):
-    first, *_ = path.read_text().splitlines()
-    data = load_run_file(path)
-    assert first.startswith(f"# {data['algorithm']} on {data['env']}")
-    assert path.name == f"{data['env']}-{data['algorithm'].lower()}.yaml"
-    assert yaml.safe_load(path.read_text()).keys() == data.keys()
-
-
 def test_what_there_is():
     tasks = tuned_files()
     assert {*BUILTIN} - {*tasks} == {"DiscreteDummy", "ContinuousDummy", "Spread"}
@@ -60,12 +50,8 @@ def test_a_task_of_gymnasiums_has_the_setting_of_the_built_in_one(task):
         assert theirs.replace(env=ours.env.env, num_eval_envs=ours.trainer.num_eval_envs) == ours
 
 
-def test_ppo_is_taken_and_names_are_those_of_the_command_line():
+def test_ppo_is_taken_names_are_those_of_the_command_line_and_a_setting_is_trained():
     assert rl8x.tuned("CartPole") == rl8x.tuned("CartPole", "PPOConfig")
     assert rl8x.tuned("CartPole", "Dqn").algorithm.algorithm == "DQN"
-
-
-def test_a_setting_is_trained_in_python():
     run = rl8x.tuned("CartPole").replace(seed=3, max_steps=2, steps_per_eval=1, progress="none")
-    trainer = rl8x.Trainer.from_spec(run, tracker=rl8x.NullTracker())
-    assert trainer.run()["env/steps"] == 2 * 64 * 32
+    assert rl8x.Trainer.from_spec(run, tracker=rl8x.NullTracker()).run()["env/steps"] == 2 * 64 * 32

@@ -156,10 +156,7 @@ def test_a_package_that_ends_python_or_prints_is_no_end_of_the_diagnosis(tmp_pat
 
 def test_a_package_that_takes_too_long_is_the_only_one_that_is_blamed(mlruns, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_IMPORT_S", 0.0)
-    assert set(doctor._probe(["torch"])[0].values()) == {"is not imported within 0 s"}
-    slow = {"torch": "is not imported within 180 s", "mlflow": "not tried, as torch is not imported within 180 s"}
-    monkeypatch.setattr(doctor, "_probe", lambda modules: ({name: slow.get(name) for name in modules}, {}))
     code, text = diagnosed(capsys)
     assert code == 1
-    assert "mlflow: not tried, as torch is not imported within 180 s" in text
+    assert "mlflow: not tried, as torch is not imported within 0 s" in text
     assert [line.split()[1] for line in text.splitlines() if line.startswith("broken:")] == ["torch:"]

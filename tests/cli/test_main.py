@@ -9,7 +9,7 @@ import click
 import pytest
 
 import rl8x.cli.main as cli
-from rl8x.cli.errors import WholeRange, show_warning
+from rl8x.cli.errors import FiniteRange, WholeRange, show_warning
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -77,24 +77,24 @@ def test_where_nothing_is_tracked_no_process_is_started_for_it(line, started, mo
     assert started == []
 
 
-def test_where_a_run_is_likely_it_is_started_before_torch_is_imported(started, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("uri", "variables", "expected"),
+    [
+        ([], {}, ["mlruns/mlflow.db", "ended"]),
+        (["--tracking-uri", "http://127.0.0.1:9"], {}, [None, "ended"]),
+        (["--tracking-uri=http://127.0.0.1:9"], {}, [None, "ended"]),
+        ([], {"MLFLOW_TRACKING_URI": "htp://wrong"}, ["ended"]),
+        ([], {"RANK": "1"}, []),  # of several ranks the first alone tracks
+    ],
+)
+def test_where_a_run_is_likely_it_is_started_early(uri, variables, expected, started, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert run(["train", "NoSuchEnv"], monkeypatch) == 2
-    assert started == [tmp_path / "mlruns" / "mlflow.db", "ended"]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(["train", "NoSuchEnv", *uri], monkeypatch) == 2
+    assert started == [tmp_path / each if each == "mlruns/mlflow.db" else each for each in expected]
     assert list(tmp_path.iterdir()) == []
-    for uri in (["--tracking-uri", "http://127.0.0.1:9"], ["--tracking-uri=http://127.0.0.1:9"]):
-        started.clear()
-        assert run(["train", "NoSuchEnv", *uri], monkeypatch) == 2
-        assert started == [None, "ended"]
-    started.clear()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://wrong")
-    assert run(["train", "NoSuchEnv"], monkeypatch) == 2
-    assert started == ["ended"]
-    started.clear()
-    monkeypatch.setenv("RANK", "1")  # of several ranks the first alone tracks
-    assert run(["train", "NoSuchEnv"], monkeypatch) == 2
-    assert started == []
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -133,11 +133,10 @@ def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_director
     [("20", 20), ("1e3", 1000), ("2.0", 2), (str(2**63 - 1), 2**63 - 1), ("0", None), ("1.5", None), ("inf", None)],
 )
 def test_options_of_every_command_take_whole_numbers_as_a_run_file_does(text, value):
-    for name in COMMANDS:
-        module = importlib.import_module(COMMANDS[name][0])
-        for each in getattr(module, name).params:
-            if isinstance(each.type, click.IntRange):
-                assert isinstance(each.type, WholeRange), (name, each.name)
+    for name, (module, _) in COMMANDS.items():
+        for each in getattr(importlib.import_module(module), name).params:
+            for kind, ours in ((click.IntRange, WholeRange), (click.FloatRange, FiniteRange)):
+                assert isinstance(each.type, ours) or not isinstance(each.type, kind), (name, each.name)
     if value is not None:
         assert WholeRange(min=1).convert(text, None, None) == value
         return

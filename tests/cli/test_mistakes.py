@@ -35,8 +35,6 @@ ui --tracking-uri sqlite:///none/x.db  ->  there are no runs:
 sync --to ''  ->  Invalid value for '--to': it is empty. Leave the option out for its default.
 sync none  ->  there is no folder
 cache list  ->  Got unexpected extra argument (list)
-envs CartPol  ->  no built-in environment 'CartPol'. Did you mean CartPole
-envs rl8x.keys.COUNTERS  ->  An environment is a class
 tuned CartPole sac  ->  no tuned setting of CartPole by sac; there are those by ppo, dqn, pqn.
 compare  ->  there are no runs:
 
@@ -49,11 +47,9 @@ train -f nowhere.yaml  ->  nowhere.yaml: cannot be read
 train -f a.yaml --file b.yaml  ->  one file at most; got -f a.yaml and -f b.yaml. Write them as one
 train --num-env 3  ->  '--num-envs'
 train gymnasium:CartPole-v1 --num-envs 2 env_kwargs.lenght=1  ->  takes no argument 'lenght'. It takes
-train CartPole --num-envs many  ->  `num_envs` must be a whole number; got 'many'
 train CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
 train CartPole --device cpu --execution graph  ->  execution='graph' needs a CUDA device; got cpu.
 train CartPole hidden_sizes=[8]  ->  Here that is `model_config={"hidden_sizes": [64, 64]}`.
-train CartPole --device abacus  ->  `device` must be 'auto' or a device
 train CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99
 train CartPole 'eval_env_config.length={unifrm: [1, 2]}'  ->  Did you mean 'uniform'
 train CartPole 'env_config.length=[1, 2, 3]' --dry-run  ->  has 3 values for
@@ -62,8 +58,6 @@ train CartPole 'eval_env_config.length={grid: [1, 2, 3]}' --num-eval-envs 2  -> 
 train CartPole env_kwargs.time_limt=9  ->  env_kwargs: CartPole takes num_envs, device, seed, time_limit
 train CartPole env_kwargs.seed=9  ->  env_kwargs: `seed` is a hyperparameter. Put it under `algorithm_config`
 train CartPole --lr=  ->  Invalid value for '--lr': it is empty. Leave the option out for its default.
-train CartPole --run-name ' '  ->  Invalid value for '--run-name': it is empty.
-train CartPole target_kl_div=None  ->  `target_kl_div` must be a number; got 'None'. None is null in YAML.
 train CartPole --lr null  ->  `lr` must have a value; got none.
 train CartPole --stop ''  ->  Invalid value for '--stop': it is empty. Leave the option out
 train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
@@ -71,9 +65,7 @@ train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
 train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole checkpoints.evry_steps=3  ->  every_steps
 train CartPole --resume nothing  ->  there is no run 'nothing'
-train nowhere_at_all.Env  ->  No module named 'nowhere_at_all'
 train rl8x.keys.COUNTERS  ->  An environment is a class, a factory
-train CartPole --tracking --tracking-uri sqlit:///x.db  ->  unknown scheme 'sqlit'; legal:
 train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db --dry-run  ->  runs cannot be kept in
 train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
 train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file or directory): give another folder by checkpoints.directory=FOLDER,
@@ -92,23 +84,16 @@ train ALE/Pong-v5  ->  `pip install ale-py`, and name it 'ale_py:ALE/Pong-v5'.
 train -f foreign.yaml  ->  PPOConfig has no option 'clip_range'. It is 'clip_param' here.
 resume nothing  ->  there is no run 'nothing'
 
-bench  ->  no environment is named
-bench CartPole --modes graph  ->  --modes: on cpu there are eager, compile; got 'graph'
 bench CartPole --modes eager fast  ->  --modes: on cpu there are eager, compile; got 'fast'
-bench CartPole --precisions fp32 fp64  ->  --precisions: on cpu there are fp32, bf16; got 'fp64'
 bench CartPole --precisions tf32  ->  --precisions: on cpu there are fp32, bf16; got 'tf32'
-bench CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
 bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
 bench CartPole seq_len=3  ->  `seq_len` must divide `horizon`
-bench CartPole --seconds nan  ->  nan
 bench CartPole --json there.txt/folder.json  ->  there.txt is no folder. Give another --json.
 bench CartPole --json .  ->  --json names a file to write; . is a folder.
 play runs --output there.gif  ->  --output names a file to write; there.gif is a folder.
 
 study  ->  name the study's file
 study tiny.yaml  ->  rl8x study -f tiny.yaml
-study -f none.yaml  ->  cannot be read
-study -f tiny.yaml -f other.yaml  ->  one file at most; got -f tiny.yaml and -f other.yaml
 study -f tiny.yaml epsodes=1  ->  Did you mean 'episodes'
 study -f tiny.yaml test.lenght=[1]  ->  no parameter 'lenght'
 study -f tiny.yaml 'vary.lr={uniform: [0, 1]}'  ->  say by `trials`
@@ -134,36 +119,24 @@ play runs --grid length=1 --grid length=2  ->  --grid may be given once or twice
 play runs --grid length=1,2 --copies 3  ->  the same number of copies; got length for 2, --copies for 3
 play runs --grid length=1,2 'env_config.gravity=[1, 2, 3]'  ->  got length for 2, gravity for 3
 play runs --env Pendulum  ->  the policy was trained for other spaces
-play runs --fps inf  ->  inf
-collect runs --transitions 0  ->  Invalid value for '--transitions': 0 is not in the range x>=1.
 collect runs --transitions 9 --seed 18446744073709551616  ->  18446744073709551616 is not in the range 0<=x<=9223372036854775807
-collect runs --transitions nan  ->  'nan' is not a whole number.
 collect runs  ->  Missing option '--transitions'
 collect Cartpole --random --transitions 5  ->  Did you mean CartPole
 collect runs --transitions 5 --output ' '  ->  Invalid value for '--output': it is empty.
-collect nothing --transitions 5  ->  there is no run 'nothing'
 collect runs --transitions 5 --output runs  ->  runs is there already: give another --output
 collect runs --transitions 5 --output /proc/x  ->  nothing can be written to /proc:
-collect runs --transitions 5 --epsilon nan  ->  nan
 collect runs --transitions 5 --random --deterministic  ->  --random leaves nothing for
-collect runs --transitions 5 --env Pendulum  ->  the policy was trained for other spaces
 collect runs --transitions 5 --format minari  ->  needs Minari: pip install 'minari[hdf5]'
 export runs --alias champion  ->  give --register too
-export runs --log  ->  there are no runs:
 export runs --register policies --output there.pt2  ->  there are no runs:
 export runs --register x/y  ->  --register: MLflow's models have names without '/' and ':'; got 'x/y'.
 export runs --register x --alias 'a b'  ->  --alias: letters, digits, '_' and '-', and not 'latest' or 'v1'; got 'a b'.
-export runs --register x --alias V2  ->  --alias: letters, digits
 export runs --output policy.tflite  ->  no format 'tflite'
 export runs --sampled  ->  is the policy itself
 export runs --output there.txt/policy.safetensors  ->  there.txt is no folder. Give another --output.
-export runs --output /proc/policy.safetensors  ->  nothing can be written to /proc:
 export runs --checkpoint best  ->  is the best of a metric
-export nothing  ->  there is no run 'nothing'
 resume runs max_steps=3  ->  `max_steps` is none. Its options are --max-steps,
-resume runs checkpoints.keep=2  ->  `checkpoints` is none.
 resume runs algorithm_config.lr=abc  ->  `lr` must be a number; got 'abc'.
-resume runs algorithm_config.gama=3  ->  gamma
 resume runs CartPole  ->  is KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got 'CartPole'.
 resume runs gama=3  ->  gamma
 train CartPole --lr 0.5 --resume runs  ->  `lr` was

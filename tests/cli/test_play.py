@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,12 @@ SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu"
 def folder(tmp_path_factory):
     """Runs of CartPole, of CartPole with a memory and random physics, and of a market with masks."""
     folder = tmp_path_factory.mktemp("play")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        plain, memory = ["model_config.hidden_sizes=[8]"], ["model=gru", "model_config.hidden_size=8", "seq_len=2"]
-        memory += ["env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}"]
-        for name, env, words in (
-            ("runs", "CartPole", plain),
-            ("memory", "CartPole", memory),
-            ("trading", "AlgoTrading", plain),
-        ):
-            fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={name}", "seed=1"]
-            assert main(["train", env, *words, *SMALL, *fixed]) == 0
+    plain = ["model_config.hidden_sizes=[8]"]
+    memory = ["model=gru", "model_config.hidden_size=8", "seq_len=2", f"env_config={json.dumps(TRAINED)}"]
+    runs = {"runs": ["CartPole", *plain], "memory": ["CartPole", *memory], "trading": ["AlgoTrading", *plain]}
+    for name, words in runs.items():
+        fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={folder / name}", "seed=1"]
+        assert main(["train", *words, *SMALL, *fixed]) == 0
     return folder
 
 

@@ -24,33 +24,25 @@ def state(folder):
 
 def test_a_run_that_is_over_says_that_nothing_was_trained_and_how_to_train_more(tmp_path, capsys):
     train(tmp_path / "a", "--max-steps", "2")
-    assert "nothing was trained" not in capsys.readouterr().err
-    for progress in ("none", "lines"):
-        assert main(["resume", str(tmp_path / "a"), "lr=1e-4", "--progress", progress]) == 0
+    told = "rl8x: nothing was trained: the run has come to its end (max_steps=2). To train more, resume it with a "
+    told += "larger --max-steps or another --stop"
+    for words, expected in (["--progress=none"], [told]), (["--progress=lines"], [told]), (["--max-steps", "3"], []):
+        capsys.readouterr()
+        assert main(["resume", str(tmp_path / "a"), "lr=1e-4", *words]) == 0
         out, error = capsys.readouterr()
-        (line,) = [line for line in error.splitlines() if "nothing was trained" in line]
-        assert line.startswith("rl8x: nothing was trained: the run has come to its end (max_steps=2). To train more")
-        assert "--max-steps" in line
-        assert "--stop" in line
-        assert "2 steps" in out
-    assert main(["resume", str(tmp_path / "a"), "lr=1e-4", "--max-steps", "3", "--progress", "none"]) == 0
-    assert "nothing was trained" not in capsys.readouterr().err
+        assert [line for line in error.splitlines() if "nothing was trained" in line] == expected
+        assert f"{3 - len(expected)} steps" in out
 
 
 def test_an_evaluation_before_the_end_says_of_which_step_it_is(tmp_path, capsys):
     """Evaluated every two steps: at step 2 of 3, 4 of 5; also of a run that is over, and told where it is the last."""
-
-    def ended(*words):
-        assert main([*words, "--progress", "none"]) == 0
+    folder, first = str(tmp_path / "a"), ["--steps-per-eval", "2", "--num-eval-envs", "2", "--max-steps", "3"]
+    assert train(folder, *first) == 0
+    told = {None: "at step 2 of 3", "3": "at step 2 of 3", "5": "at step 4 of 5", "6": "the final policy"}
+    for more, when in told.items():
+        assert more is None or main(["resume", folder, "--max-steps", more, "--progress", "none"]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluated")]
-        return line.rpartition("deterministic, ")[2]
-
-    folder = str(tmp_path / "a")
-    words = ["train", "CartPole", *SMALL, f"checkpoints.directory={folder}", "--steps-per-eval", "2"]
-    assert ended(*words, "--num-eval-envs", "2", "--max-steps", "3") == "at step 2 of 3"
-    assert ended("resume", folder) == "at step 2 of 3"
-    assert ended("resume", folder, "--max-steps", "5") == "at step 4 of 5"
-    assert ended("resume", folder, "--max-steps", "6") == "the final policy"
+        assert line.rpartition("deterministic, ")[2] == when
 
 
 def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
@@ -71,7 +63,6 @@ def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
     ("begin", "numbers", "code"),
     [
         ((), [signal.SIGTERM], 143),
-        ((), [signal.SIGINT], 130),
         # As shells start the background jobs of a script: the SIGINT is not heard of.
         (("sh", "-c", 'trap "" INT; exec "$@"', "sh"), [signal.SIGINT, signal.SIGTERM], 143),
     ],

@@ -51,12 +51,17 @@ def test_a_tracked_run_keeps_the_run_file_that_a_dry_run_prints(mlruns, mlflow_c
 
 def test_later_wins_file_then_overrides_then_options(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text("env: Pendulum\nmax_steps: 1\nseed: 1\nalgorithm_config: {lr: 0.1, gamma: 0.5, num_envs: 2}\n")
+    path.write_text(
+        "env: Pendulum\nmax_steps: 1\nseed: 1\nalgorithm_config: {lr: 0.1, gamma: 0.5, num_envs: 2}\n"
+        "stop_conditions: [{wall_time: 5}]\n"
+    )
     run = read("CartPole", "max_steps=2", "algorithm_config.lr=0.2", file=path, lr=0.3, max_steps=3, seed=4)
-    assert (run.env.env, run.run.max_steps) == ("CartPole", 3)
+    assert (run.env.env, run.run.max_steps, repr(run.run.conditions())) == ("CartPole", 3, "[WallTime(5)]")
     assert run.algorithm.algorithm_config == {"lr": 0.3, "gamma": 0.5, "num_envs": 2, "seed": 4}
     assert run.algorithm.make_config().seed == 4
-    assert read("env_cls=CartPole", file=path).env.env == "CartPole"
+    run = read("env_cls=CartPole", file=path, stop=("hits_upper_bound: [env/steps, 1e6]", "non_finite"))
+    assert run.env.env == "CartPole"
+    assert repr(run.run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
 
 
 @pytest.mark.parametrize(
@@ -98,22 +103,23 @@ def test_a_working_directory_that_is_gone(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == "rl8x: error: the working directory does not exist any more: change to another\n"
 
 
-def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("place", "error", "execution", "message"),
+    [
+        ("execution.compiler.Compiler.request", OSError("no g++"), "compile", "execution='compile' is not possible"),
+        ("trainers.trainer.begin", RankError("rank 1 is not like rank 0"), "eager", "rank 1 is not like rank 0\n"),
+    ],
+)
+def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(
+    place, error, execution, message, monkeypatch, capsys
+):
     def refuse(*_):
-        raise OSError("no compiler found")
+        raise error
 
-    monkeypatch.setattr("rl8x.execution.compiler.Compiler.request", refuse)
+    monkeypatch.setattr(f"rl8x.{place}", refuse)
     monkeypatch.setattr("rl8x.execution.compiler.Compiler.start", lambda _: None)
-    assert main(["train", "CartPole", *SMALL, "--max-steps", "2", "--execution", "compile"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith("rl8x: error: execution='compile' is not possible here: ")
-
-    def unlike(_):
-        raise RankError("rank 1 is not like rank 0")
-
-    monkeypatch.setattr("rl8x.trainers.trainer.begin", unlike)
-    assert main(["train", "CartPole", *SMALL, "--max-steps", "2"]) == 2
-    assert capsys.readouterr().err == "rl8x: error: rank 1 is not like rank 0\n"
+    assert main(["train", "CartPole", *SMALL, "--max-steps", "2", "--execution", execution]) == 2
+    assert capsys.readouterr().err.splitlines(keepends=True)[-1].startswith(f"rl8x: error: {message}")
 
 
 NO_EVALUATIONS = "has no effect: the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out."
@@ -141,11 +147,3 @@ def test_the_summary_says_what_an_evaluation_in_the_training_environment_measure
     words = ["--eval-env", "false", "--max-steps", "1", "--steps-per-eval", "1"]
     assert main(["train", "CartPole", *SMALL, *words]) == 0
     assert "evaluated   return of a horizon 4 +- 0" in capsys.readouterr().out
-
-
-def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("env: Pendulum\nstop_conditions: [{wall_time: 5}]\n")
-    assert repr(read(file=path).run.conditions()) == "[WallTime(5)]"
-    run = read(file=path, stop=("hits_upper_bound: [env/steps, 1e6]", "non_finite"))
-    assert repr(run.run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
