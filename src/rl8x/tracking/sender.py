@@ -369,7 +369,7 @@ class Sender:
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
         began = self.store.start_time(self.run_id) if self.samples else 0
-        while self.samples:
+        for _ in range(len(self.samples)):  # and not those that come meanwhile, maybe faster than they are sent
             time, row = self.samples[0]
             self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
             self._write_aside()
@@ -378,11 +378,11 @@ class Sender:
     def _compare_with_server(self, since: int | None) -> None:
         """Compare rows from now on with the points that the server has, older than `since` if that is given."""
         run_id, before = self.run_id, left_behind(self._tags())
+        history = functools.cache(lambda name: self.store.points(run_id, name))  # of a slow server each once
 
         def rows() -> Iterator[LoggedRow]:
             for name in self.store.metric_names(run_id):
-                for point in [] if name.startswith(NOT_OF_A_COURSE) else self.store.points(run_id, name):
-                    _, value, time, step = point
+                for _, value, time, step in [] if name.startswith(NOT_OF_A_COURSE) else history(name):
                     if since is None or time < since:
                         yield step, time, {name: value}
 
