@@ -124,18 +124,24 @@ def test_loops_of_an_accelerator_are_made_in_their_mode(mode, fails, monkeypatch
     execution = Execution("eager", "fp32", CPU)
     execution.mode = execution.target = mode
     execution.device = torch.device("cuda")
-    program = execution.program(Loop(lambda total, item: [total.add_(item) + 0.0], 1))
-    total, items = torch.zeros(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def step(total, item, slot):
+        slot.copy_(total)
+        return [total.add_(item) + 0.0]
+
+    program = execution.program(Loop(step, 1, num_items=2, num_written=1))
+    total, items, slots = torch.zeros(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(3, 2, 2)
     if fails:
         with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
-            program(total, items)
+            program(total, items, slots[0])
         return
-    for start in (0.0, 10.0):  # the state may be other tensors in each call
+    for i, start in enumerate((0.0, 10.0, 20.0)):  # state and what is written may be other tensors in each call
         total = torch.full((2,), start)
-        (found,) = program(total, items)
+        (found,) = program(total, items, slots[i])
         assert total.tolist() == [start + 4.0, start + 6.0]
         assert found.tolist() == [[start + 1.0, start + 2.0], total.tolist()]
-    made.assert_called_once()
+        assert slots[i].tolist() == [[start, start], [start + 1.0, start + 2.0]]
+    assert made.call_count == (3 if mode == "graph" else 1)
 
 
 # -- threads
