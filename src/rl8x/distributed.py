@@ -258,26 +258,29 @@ class Ranks:
 
     def collect(self, what: str, content: bytes) -> list[bytes]:
         """Return every rank's bytes, in the order of ranks, on rank 0; on the others nothing."""
-        self.share(what, None)
-        with self._explained():
-            if not self.is_first:
-                dist.send_object_list([content], dst=0)
-                return []
-            found = [content]
-            for rank in range(1, self.size):
-                received: list[Any] = [None]
-                dist.recv_object_list(received, src=rank)
-                found += received
+        sizes = self.share(what, len(content))
+        if not self.is_first:
+            if content:
+                with self._explained():
+                    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), 0)
+            return []
+        found = [content]
+        for rank in range(1, self.size):
+            received = torch.empty(sizes[rank], dtype=torch.uint8)
+            if sizes[rank]:
+                with self._explained():
+                    dist.recv(received, rank)
+            found.append(received.numpy().tobytes())
         return found
 
     def spread(self, what: str, content: bytes) -> bytes:
         """Return rank 0's bytes."""
-        self.share(what, None)
-        sent: list[Any] = [content]
-        if self.size > 1:
-            with self._explained():
-                dist.broadcast_object_list(sent)
-        return bytes(sent[0])
+        size = self.first(what, len(content))
+        sent = torch.zeros(size, dtype=torch.uint8)
+        if self.is_first and size:
+            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self.broadcast([sent])
+        return sent.numpy().tobytes()
 
     def share_of(self, number: int) -> int:
         """Return this rank's share of `number` things; the first ranks have one more if they do not divide evenly."""
