@@ -117,7 +117,14 @@ class SimulatorEnv(Env):
 
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step: steps and rewards so far are 0 where an episode is `done`, `[num_envs]`."""
+        """Return the carry after a step.
+
+        Args:
+            done: Where an episode ended, `[num_envs]`, bool.
+            elapsed: Its steps so far, int64 `[num_envs]`.
+            returns: Its rewards so far, `[num_envs]`.
+            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
+        """
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
