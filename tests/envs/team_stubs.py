@@ -77,28 +77,8 @@ class Shift(ParallelEnv):
         return None
 
 
-class OneInfo(Shift):
-    """Says all in dicts and arrays that it keeps, and empties them in a reset."""
-
-    def reset(self, seed=None, options=None):
-        seen, _ = super().reset(seed, options)
-        self.infos = getattr(self, "infos", {agent: {} for agent in self.possible_agents})
-        self.arrays = getattr(self, "arrays", {agent: np.zeros(3) for agent in self.possible_agents})
-        for agent, info in self.infos.items():
-            info["score"] = 0.0
-            self.arrays[agent][:] = seen.get(agent, 0.0)
-        return {agent: self.arrays[agent] for agent in seen}, self.infos
-
-    def step(self, actions):
-        seen, *results, infos = super().step(actions)
-        for agent, info in infos.items():
-            self.infos[agent]["score"] = info["score"]
-            self.arrays[agent][:] = seen[agent]
-        return {agent: self.arrays[agent] for agent in seen}, *results, self.infos
-
-
-class OneForAll(OneInfo):
-    """Keeps one of each for all of its copies."""
+class OneForAll(Shift):
+    """Says all in dicts and arrays that all of its copies keep, and empties them in a reset."""
 
     infos: ClassVar = {agent: {} for agent in Shift.possible_agents}
     arrays: ClassVar = {agent: np.zeros(3) for agent in Shift.possible_agents}
@@ -111,6 +91,19 @@ class OneForAll(OneInfo):
     def shared(self):
         self.shared_state[:] = [self.time, self.drawn]
         return self.shared_state
+
+    def kept(self, seen, infos):
+        for agent, info in self.infos.items():
+            info["score"] = infos.get(agent, {}).get("score", 0.0)
+            self.arrays[agent][:] = seen.get(agent, 0.0)
+        return {agent: self.arrays[agent] for agent in seen}
+
+    def reset(self, seed=None, options=None):
+        return self.kept(*super().reset(seed, options)), self.infos
+
+    def step(self, actions):
+        seen, *results, infos = super().step(actions)
+        return self.kept(seen, infos), *results, {agent: self.infos[agent] for agent in infos}
 
 
 class Unlike(Shift):

@@ -78,26 +78,6 @@ def heavier(factor):
     return change
 
 
-def test_a_task_may_write_into_its_actions_and_gives_one_number_for_each_copy(mjlab, monkeypatch):
-    env = MjlabEnv("Mjlab-Cartpole-Balance", 2, seed=0)
-    env.reset(seed=0)
-    step = env.simulator.step
-
-    def spoiling(actions):
-        result = step(actions)
-        actions.fill_(7.0)
-        return result
-
-    monkeypatch.setattr(env.simulator, "step", spoiling)
-    actions = torch.full((2, 1), 0.1)
-    env.advance(env.carry, actions, env.noise(1)[0])
-    assert torch.equal(actions, torch.full((2, 1), 0.1))
-    monkeypatch.setattr(env.simulator, "step", lambda actions: (None, torch.ones(2, 1), None, None, {}))
-    with pytest.raises(ValueError, match=r"MjlabEnv: `rewards` must be shaped \[2\], .* got Tensor \[2, 1\]"):
-        env.step(actions)
-    env.close()
-
-
 def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
     factors = [1.0, 5.0, 0.5]
     env = MjlabEnv(cartpole(), 3, seed=0, time_limit=4, parameters={"mass": Scale(POLE, high=10.0)}, metrics=[METRIC])

@@ -71,15 +71,15 @@ def test_a_function_s_values_hold_from_each_copy_s_next_episode():
 
 def test_programs_know_kinds_and_not_numbers():
     env = CartPole(4, seed=0)
+
+    def places():
+        return [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula]
+
     env.steer_config({"length": Uniform(0.2, 0.3)})
     env.reset()
-    key, places = (
-        env.program_key,
-        [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula],
-    )
+    key, before = env.program_key, places()
     env.steer_config({"length": Uniform(0.5, 0.9), "gravity": 3.0})
-    assert env.program_key == key
-    assert [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula] == places
+    assert (env.program_key, places()) == (key, before)
     env.steer_config({"length": Choice([0.5, 0.9])})
     assert env.program_key != key
     for config in (ADAPTIVE, LEARNABLE, SCHEDULED, ADAPTIVE):
@@ -124,9 +124,8 @@ def test_snapshots_and_copies_go_on_alike_and_share_nothing(config):
     assert walk(again, 60).equal(expected)
     assert walk(twin, 60).equal(expected)
     assert CartPole(5).present_config() == {}
-    for here, there in zip(
-        env.parameter_state.in_force.curricula, again.parameter_state.in_force.curricula, strict=True
-    ):
+    groups = (each.parameter_state.in_force.curricula for each in (env, again))
+    for here, there in zip(*groups, strict=True):
         for name in here.state:
             assert here.state[name].equal(there.state[name])
             assert here.state[name].data_ptr() != there.state[name].data_ptr()
@@ -160,14 +159,13 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     assert (other.carry["sources"]["adaptive:"] == -1).all()
 
 
-class Simulated(SimulatorEnv):
-    parameters = {"x": Parameter(default=1.0, low=0.0, high=2.0, unit="", description="")}  # noqa: RUF012
-    single_observation_space = CartPole.single_observation_space
-    single_action_space = CartPole.single_action_space
-
-
 def test_a_schedule_moves_in_a_simulator_too():
-    Simulated(2).parameter_state.configure({"x": Scheduled([(0, 0.5)])})
+    given = {
+        name: getattr(CartPole, name) for name in ("single_observation_space", "single_action_space", "parameters")
+    }
+    state = type("Simulated", (SimulatorEnv,), given)(2).parameter_state
+    state.configure({"length": Scheduled([(0, 0.5)])})
+    assert state.moving_names == ["length"]
 
 
 def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
@@ -184,14 +182,11 @@ def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
     assert levels(0, seed=3) != levels(0, seed=4)
 
 
-class Unbounded(CartPole):
-    parameters = CartPole.parameters | {
-        "tilt": Parameter(default=0.0, low=-math.inf, high=math.inf, unit="", description="")
-    }
+TILT = Parameter(default=0.0, low=-math.inf, high=math.inf)
 
 
 def test_a_range_without_limits_may_go_anywhere_where_the_parameter_may():
-    env = Unbounded(4, seed=0)
+    env = type("Unbounded", (CartPole,), {"parameters": CartPole.parameters | {"tilt": TILT}})(4, seed=0)
     env.reset(config={"tilt": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1e3, episodes=1)})
     (group,) = env.parameter_state.in_force.curricula
     for _ in range(3):

@@ -21,15 +21,10 @@ from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
 
 
-def test_names_are_the_classes_names():
-    assert all(name == cls.__name__ for name, cls in BUILTIN.items())
-    assert resolve("CartPole") is CartPole
-    assert len(BUILTIN) == 10
-
-
-def test_make_passes_arguments_on():
-    env = make("CartPole", 3, seed=1, time_limit=7)
-    other = CartPole(3, seed=1)
+def test_make_finds_the_class_of_a_name_and_passes_arguments_on():
+    assert [cls.__name__ for cls in BUILTIN.values()] == [*BUILTIN]
+    assert (resolve("CartPole"), len(BUILTIN)) == (CartPole, 10)
+    env, other = make("CartPole", 3, seed=1, time_limit=7), CartPole(3, seed=1)
     assert env.time_limit == 7
     assert torch.equal(env.reset()[0], other.reset()[0])
 
@@ -193,16 +188,13 @@ def test_an_adapter_without_its_argument_is_told(name, capsys):
         PPOConfig(**SMALL).build(getattr(rl8x.envs, name))
 
 
-def test_a_function_whose_number_of_copies_is_not_its_first_argument_is_bound_too():
+def test_an_environment_may_be_given_by_name_by_position_or_as_a_function_of_more():
     def make(kind, num_envs, **options):
         return kind(num_envs, **options)
 
-    algorithm = PPOConfig(**SMALL).build(functools.partial(make, kind=CartPole), time_limit=7)
-    assert (type(algorithm.env), algorithm.env.time_limit) == (CartPole, 7)
-
-
-def test_an_environment_may_be_given_by_name_or_by_position():
-    assert type(PPOConfig(**SMALL).build(env=CartPole, time_limit=7).env) is CartPole
+    bound = PPOConfig(**SMALL).build(functools.partial(make, kind=CartPole), time_limit=7)
+    for algorithm in (bound, PPOConfig(**SMALL).build(env=CartPole, time_limit=7)):
+        assert (type(algorithm.env), algorithm.env.time_limit) == (CartPole, 7)
     with pytest.raises(TypeError, match=r"An environment is a class, .*; got None"):
         PPOConfig(**SMALL).build()
 

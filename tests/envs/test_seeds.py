@@ -57,12 +57,8 @@ def factory(num_envs, *, device, seed):
     return GymnasiumEnv(Narrow, num_envs, device=device, seed=seed, time_limit=3)
 
 
-# All get their seeds at one of two places: `SimulatorEnv`, and where the environment of a training is made.
-MAKERS = {
-    "function": functools.partial(GymnasiumEnv, Narrow, time_limit=3),
-    "factory": factory,
-    "own": functools.partial(OwnNarrow, time_limit=3),
-}
+# Both get their seeds at one of two places: `SimulatorEnv`, and where the environment of a training is made.
+MAKERS = {"factory": factory, "own": functools.partial(OwnNarrow, time_limit=3)}
 
 
 def train(env, seed):
@@ -80,22 +76,23 @@ def test_seeds_that_fit_stay_and_others_are_folded():
 
 
 def test_rl8xs_own_environments_get_the_whole_seed():
-    env = PPOConfig(num_envs=2, horizon=4, device="cpu", seed=3).build(CartPole).env
-    assert env.generator.initial_seed() == part_seed(3, "env") > 2**32
-    env = PPOConfig(num_envs=2, horizon=4, device="cpu", seed=3).build(OwnNarrow).env
-    assert env.generator.initial_seed() == narrow_seed(part_seed(3, "env"))
+    whole, narrow = (
+        PPOConfig(num_envs=2, horizon=4, device="cpu", seed=3).build(kind).env for kind in (CartPole, OwnNarrow)
+    )
+    assert whole.generator.initial_seed() == part_seed(3, "env") > 2**32
+    assert narrow.generator.initial_seed() == narrow_seed(part_seed(3, "env"))
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("seed", [2**32 - 1, 2**70])
-def test_environments_of_32_bits_train_and_are_evaluated(name, seed):
+def test_environments_of_32_bits_train_and_are_evaluated(name):
+    seed = 2**70
     trainer = train(MAKERS[name], seed)
     assert trainer.evaluator.env is not trainer.algorithm.env
     if name == "own":  # the one that has parameters
         CellEvaluator(trainer.algorithm, make_cells({"length": [0.5]}, None, 0), episodes=2, seed=seed).evaluate()
 
 
-@pytest.mark.parametrize("seed", [0, 7, 2**31 - 1, 2**32, 2**40 + 3, 2**70, -3, np.int64(2**40)])
+@pytest.mark.parametrize("seed", [7, 2**31 - 1, 2**70, -3, np.int64(2**40)])
 def test_a_reset_takes_any_whole_number(seed):
     env = GymnasiumEnv(Narrow, 3)
     obs, _ = env.reset(seed=seed)

@@ -12,7 +12,6 @@ from gymnasium import spaces
 from rl8x.envs import BUILTIN, Env, GymnasiumEnv, validate
 from rl8x.envs.base import Parameter
 from rl8x.randomization import Uniform
-from rl8x.spaces import named_parts
 
 
 class Good(Env):
@@ -224,15 +223,6 @@ def test_an_episode_may_terminate_with_nan():
     validate(Explodes(5, seed=0))
 
 
-def test_a_simulator_with_its_own_state_is_not_moved():
-    env = GymnasiumEnv("CartPole-v1", 2, seed=0)
-    env.reset()
-    before = env.vector_env.envs[0].unwrapped.state.copy()
-    validate(env)
-    np.testing.assert_array_equal(env.vector_env.envs[0].unwrapped.state, before)
-    env.close()
-
-
 class OnlyLegal(Env):
     """Raises where anything but the last action of each choice is taken."""
 
@@ -264,44 +254,3 @@ def test_a_masked_environment_is_probed_with_legal_actions(actions, mask):
     validate(OnlyLegal(3, actions=actions, mask=mask))
     with pytest.raises(ValueError, match="an illegal action"):
         validate(OnlyLegal(3, actions=actions, mask=[1] * len(mask)))
-
-
-ACTION_SPACES = [
-    spaces.Box(-1, 1, (3,), np.float32),
-    spaces.Box(np.array([-np.inf, 0.1]), np.array([2.5, np.inf]), dtype=np.float64),
-    spaces.Box(0, 255, (4, 4, 3), np.uint8),
-    spaces.Discrete(4),
-    spaces.Discrete(3, start=-1),
-    spaces.MultiDiscrete([2, 5]),
-    spaces.MultiDiscrete([2, 5], start=[1, -2]),
-    spaces.MultiBinary(3),
-    spaces.MultiBinary([2, 3]),
-    spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.MultiBinary(2), spaces.Box(0, 1, (2,))])]),
-    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})}),
-]
-
-
-@pytest.mark.parametrize("space", ACTION_SPACES)
-def test_the_actions_belong_to_the_space(space):
-    seen = []
-
-    class Taken(Good):
-        single_action_space = space
-
-        def transition(self, state, actions, parameters, noise):
-            seen.append(actions)
-            return super().transition(state, torch.ones(self.num_envs), parameters, noise)
-
-    def row(part, tree, i):
-        if isinstance(part, spaces.Dict | spaces.Tuple):
-            values = {key: row(child, tree[key], i) for key, child in named_parts(part)}
-            return values if isinstance(part, spaces.Dict) else tuple(values.values())
-        value = tree[i].numpy()
-        return value if value.ndim or isinstance(part, spaces.Box) else value[()]
-
-    validate(Taken(4, seed=0))
-    for actions in seen:
-        for i in range(4):
-            value = row(space, actions, i)
-            assert space.contains(value), value
-    assert str(seen[0]) != str(seen[-1])
