@@ -78,9 +78,9 @@ def test_same_step_autoreset_step_by_step():
     assert info["final_obs"][0].tolist() == [2.0]
     assert info["final_obs"][1] is None
     assert info["final_obs"][0] in env.single_observation_space
-    obs, _, terminated, _, info = env.step(np.array([1, 1, 1]))
+    obs, _, terminated, _, info = env.step(np.array([1, 0, 1]))
     assert (obs[:, 0].tolist(), terminated.tolist()) == ([1, 0, 3], [False, True, False])
-    assert info["final_info"]["episode"]["r"].tolist() == [0, 3, 0]
+    assert info["final_info"]["episode"]["r"].tolist() == [0, 2, 0]
     assert info["final_info"]["episode"]["l"].tolist() == [0, 3, 0]
     assert info["final_info"]["_episode"].tolist() == [False, True, False]
 
