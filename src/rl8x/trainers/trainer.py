@@ -217,7 +217,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         changed = {name: getattr(own.trainer, name) for name in chosen.keys() & given.keys()}
         env = saved.env if algorithm is None else own.env
         trainer.record.spec = replace(saved, env=env, trainer=replace(saved.trainer, **changed), trust=trust)
-        trainer._go_on_from(checkpoint, origin)
+        trainer.go_on_from(checkpoint, origin)
         return trainer
 
     # -- a run
@@ -698,8 +698,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.evaluator.load_state_dict(state["evaluator"])
         self.train_step.load_state_dict(state)
 
-    def _go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
-        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run."""
+    def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
+        """Restore a checkpoint, with its folder and its tracked run; the next `run()` continues its run.
+
+        Args:
+            checkpoint: The checkpoint, which must fit this trainer.
+            origin: How it was found.
+        """
         algorithm, saved_in = self.algorithm, checkpoint.metadata
         # Ranks with disks of their own may have found others, and would go on with different weights.
         found = {"the run": saved_in["run"]["key"], "the checkpoint": checkpoint.path.name}
@@ -749,7 +754,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         own = unfinished(self.algorithm, resolved, root) if ranks().is_first else None
         folder = ranks().first("the run to go on with", None if own is None else str(own))
         if folder is not None:
-            self._go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
+            self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
 
     def _go_on_from_newest(self) -> None:
         """Restore the newest checkpoint, which another process has written since this trainer resumed an older one."""
@@ -757,7 +762,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         folder = ranks().first("the run's folder", None if own is None else str(own))
         if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
-        self._go_on_from(*newest(Path(folder), self.algorithm, origin))
+        self.go_on_from(*newest(Path(folder), self.algorithm, origin))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
