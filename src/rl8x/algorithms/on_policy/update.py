@@ -20,7 +20,7 @@ from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram, Workers
 from rl8x.execution.programs import Loop
-from rl8x.policy import Policy
+from rl8x.policy import Policy, training_mode
 
 # Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
 # activations in the cache. Each chunk costs eager execution a millisecond of overhead.
@@ -89,6 +89,10 @@ class OnPolicyUpdater:
         self.adapts = self.objective.rate is not None
         self.prepared = False
         self._ran = {"eager"}
+        # A small policy without modes would take 2% longer.
+        self._learning: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        if self.policy.has_modes:
+            self._learning = functools.partial(training_mode, self.policy)
 
     # -- what a step of the algorithm calls
 
@@ -123,7 +127,7 @@ class OnPolicyUpdater:
         """Make an optimizer step for each minibatch, up to the limit: loss, gradient, clipping, and the rule."""
         if self._ended:
             return
-        with self.optimizer.training():
+        with self._learning():
             if isinstance(minibatches, Tensor):
                 scale = self._scale([minibatches[0]])
                 rows, applied = self._updates(*self._arguments(self._state, minibatches, scale))
@@ -146,7 +150,7 @@ class OnPolicyUpdater:
         self.prepared = True
         self._first(coefficient)
         generator = torch.Generator(self.device)  # only layouts matter
-        with self._workers() as workers, ranks().alone(), self.optimizer.training():
+        with self._workers() as workers, ranks().alone(), self._learning():
             if self._is_looped(workers):
                 orders = self._of_agents(self._orders(generator, self.epochs_at_once))
                 self._updates.prepare(*self._arguments(self._state, orders, self._scale([orders[0]])))
@@ -230,7 +234,7 @@ class OnPolicyUpdater:
     def _state(self) -> tuple[Tensor, ...]:
         """The state that an update changes: weights, moments, the rate, and if that adapts the updates so far."""
         made = () if self.objective.rate is None else (self._made,)
-        return (*self.optimizer.state, self.optimizer.lr, *made)
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
 
     def _first(self, coefficient: float) -> None:
         """Set the objective's coefficient, and whether the first update is applied, 0-d, made on the device."""
@@ -337,7 +341,7 @@ class OnPolicyUpdater:
 
     def _apply_tensors(self, *tensors: Tensor) -> list[Tensor]:
         """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
-        num_held = len(self.optimizer.state)
+        num_held = 1 + len(self.optimizer.moments)
         held, (lr, *made, gradient, means, active) = tensors[:num_held], tensors[num_held:]
         active = self._heed(means, active, lr, *made)
         norm = self.optimizer.apply(held, gradient, lr, active=None if self.objective.limit is None else active)
