@@ -225,7 +225,6 @@ def short_ticks(panel: Axes) -> None:
 # -- parameters of test cells as axes: values of a grid, or bins of a sample; means of scores along them
 
 
-
 class Axis(NamedTuple):
     """A test parameter as an axis."""
 

@@ -332,9 +332,7 @@ def _difference(found: Tensor | None, expected: Tensor) -> float:
     return float(each.nan_to_num(nan=torch.inf).amax()) if each.numel() else 0.0
 
 
-def _observed(
-    policy: Policy, name: str, leaf: gymnasium.Space[Any], num: int, generator: torch.Generator
-) -> Tensor:
+def _observed(policy: Policy, name: str, leaf: gymnasium.Space[Any], num: int, generator: torch.Generator) -> Tensor:
     """Draw a part of `num` observations; of normalised ones with the mean and spread of what the policy has seen."""
     rows = torch.from_numpy(np.stack([np.asarray(leaf.sample()) for _ in range(num)])).to(torch_dtype(leaf))
     if not rows.is_floating_point() or not isinstance(leaf, gymnasium.spaces.Box):

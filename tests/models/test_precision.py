@@ -27,6 +27,7 @@ MODELS = {
     "attention": (VECTOR, "attention", {"window": 3, "width": 16}, "actor.embedding"),
 }
 
+
 def policy_of(space, **options):
     policy = Policy(space, ACTIONS, **options)
     policy.autocast = lambda: torch.autocast("cpu", dtype=torch.bfloat16)

@@ -181,4 +181,3 @@ def make_distribution(
                 f"{number!r}."
             )
     return made
-

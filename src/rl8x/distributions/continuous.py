@@ -181,7 +181,11 @@ def _checked_bounds(bounds: Sequence[float]) -> tuple[float, float]:
         if low < high:
             return low, high
     raise ValueError(f"`log_std_bounds` must be two numbers, the smaller first; got {bounds!r}.")
+
+
 _LARGEST_TANH = 1.0 - 2.0**-24
+
+
 class SquashedNormal(Scaled):
     """Normal distributions through tanh, scaled to a bounded `Box`; actions float32 `[..., *action]`, inside of it.
 
@@ -217,6 +221,7 @@ class SquashedNormal(Scaled):
 
     def _placed(self, drawn: Tensor) -> Tensor:
         return self._squashed(drawn)
+
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the same as `sample`, log-densities `[...]` from before rounding; gradients flow through both."""
         u, noise = self._drawn(params, noise), self._shaped(noise)
@@ -315,6 +320,7 @@ class NoisyDeterministic(Scaled):
 
     def _placed(self, drawn: Tensor) -> Tensor:
         return self.env_actions(drawn)
+
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
         """Return log-densities, at bounds log-probabilities, of actions `[..., *action]`, summed over dimensions."""
         below, above = self._tails(params)
@@ -340,6 +346,7 @@ class NoisyDeterministic(Scaled):
         """Return the bounds in standard deviations from the mean, `[..., *action]` each."""
         scale = (-params.log_std).exp()
         return (self.action_low - params.mean) * scale, (self.action_high - params.mean) * scale
+
 
 def _moment(z: Tensor) -> Tensor:
     """Return z phi(z), phi the standard normal density; 0 in the limit."""

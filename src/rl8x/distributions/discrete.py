@@ -27,6 +27,7 @@ class CategoricalParams(NamedTuple):
 
 class Choices(Distribution):
     """What one choice among numbered actions and several independent ones share; actions are int64."""
+
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *action]` by one uniform number a choice, `[..., num_noise]`; score them, `[...]`."""
         index = inverse_cdf(params.log_probs, noise.reshape(params.log_probs.shape[:-1]))

@@ -224,4 +224,3 @@ class ObservationEncoder(nn.Module):
         """Return observations `[T, B, *obs]`, or a dict of them, as vectors, `[T, B, width]`."""
         encoded = [part(part_at(path, obs)) for path, part in zip(self.paths, self.parts, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
-

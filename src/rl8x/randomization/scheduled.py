@@ -178,6 +178,7 @@ class NumbersCurriculum(Curriculum):
         """Write the numbers of a distribution to where programs read them."""
         self.now = now
         self.state["numbers"].copy_(torch.tensor(now.drawn_by, dtype=torch.float32))
+
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw from the present numbers, `[num_envs]`, from noise `[num_envs, 1]`."""
         return {self._name: self.now.draw_by(noise[:, 0], self.state["numbers"])}, None

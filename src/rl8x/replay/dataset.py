@@ -231,9 +231,7 @@ class Dataset(Rows):
         return len(self.transitions[keys.REWARDS]) * (of_parts + 2 * torch.float32.itemsize)
 
     @torch.no_grad()
-    def prepared(
-        self, n: int, gamma: float, device: torch.device | None = None, *, next_actions: bool = False
-    ) -> Self:
+    def prepared(self, n: int, gamma: float, device: torch.device | None = None, *, next_actions: bool = False) -> Self:
         """Return the same transitions with rows of n-step returns on the device, to sample from.
 
             returns_t   = sum_{j < m} gamma^j r_{t+j}

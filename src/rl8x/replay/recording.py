@@ -197,7 +197,5 @@ def _root() -> Path:
         import h5py  # noqa: F401
         from minari.storage import get_dataset_path
     except ImportError as error:
-        raise ImportError(
-            "to write a data set in Minari's format needs Minari: pip install 'minari[hdf5]'."
-        ) from error
+        raise ImportError("to write a data set in Minari's format needs Minari: pip install 'minari[hdf5]'.") from error
     return Path(get_dataset_path())

@@ -156,6 +156,8 @@ def shown(spec: Spec) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     """Map a new file `[*shape]` of a folder into memory, unlinked at once: none is shared, or left behind."""
     size = math.prod(shape)
@@ -214,6 +216,8 @@ def segment_rows(row_bytes: int) -> int:
     while rows > 1 and rows * row_bytes > 8_000_000:
         rows //= 2
     return rows
+
+
 def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
     """Return whether all numbers are finite, 0-d: a row that is not would be sampled again and again."""
     # Minimum or maximum is non-finite if any number is; eight times as fast as a mask.
@@ -227,6 +231,7 @@ class Replay(Rows):
     """The most recently appended rows; allocated at the first `append`. `total` counts all that ever were."""
 
     _missing = "a replay without rows cannot be sampled from; append some before."
+
     def __init__(self, capacity: int, device: torch.device | str, *, path: str | Path | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"a replay's capacity must be at least 1 row; got {capacity}.")
