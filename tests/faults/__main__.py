@@ -11,14 +11,12 @@ anything was wrong.
 import argparse
 import concurrent.futures
 import contextlib
-import ctypes
 import functools
 import itertools
 import logging
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -33,7 +31,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 import torch
 from tests.faults import disk, journals, kills, servers
-from tests.faults.tries import Try
+from tests.faults.tries import Try, end_with_parent
 
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import MLflowStore, NewRun, Point, ensure_database
@@ -46,6 +44,7 @@ FAULTS: dict[str, tuple[Callable[[Try], int], int]] = {
     "disk": (disk.disk, 200),
     "http": (servers.broken_http, 200),
     "restarts": (servers.restarts, 10),
+    "secrets": (servers.secrets, 60),
     "journals": (journals.synced, 7),
 }
 WORKERS = 2
@@ -54,7 +53,7 @@ COLUMNS = ("lost", "doubled", "wrong", "second runs")
 
 def one(name: str, seed: int, template: Path) -> Counter[str]:
     """Do one try in a folder of its own and say what is wrong; returns how many faults there were, and what of each."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends when what forked it does
+    end_with_parent()
     with tempfile.TemporaryDirectory(prefix="rl8x-faults-", ignore_cleanup_errors=True) as folder:
         attempt, number = Try(Path(folder), name, seed, template), 1
         try:
@@ -75,12 +74,13 @@ def made_template() -> Iterator[Path]:
     """Make an empty database here: what MLflow imports and prepares at its first use is there in every process."""
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="rl8x-faults-template-", ignore_cleanup_errors=True) as folder:
-        template, used = (Path(folder) / "mlruns" / name for name in ("mlflow.db", "used.db"))
-        at, of_used = (Location(f"sqlite:///{path}", path, path.parent / "artifacts") for path in (template, used))
-        ensure_database(at)
+        template = Path(folder) / "mlruns" / "mlflow.db"
+        ensure_database(Location(f"sqlite:///{template}", template, template.parent / "artifacts"))
+        used = template.with_name("used.db")
         shutil.copy(template, used)
-        store = MLflowStore(of_used)
+        store = MLflowStore(Location(f"sqlite:///{used}", used, template.parent / "artifacts"))
         run_id = store.create_run(NewRun("template", "rl8x", None, None, 1))
+        store.set_tags(run_id, {"tag": "value"})
         store.log_params(run_id, {"param": "value"})
         store.log_points(run_id, [Point("metric", 1.0, 1, 1)])
         store.log_text(run_id, "text", "text.txt")
@@ -97,6 +97,7 @@ def items(names: list[str], tries: int | None, seed: int, *, endless: bool) -> I
 
 
 def main() -> int:
+    """Break runs, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="how long; else each kind has a number of tries")
     parser.add_argument("--tries", type=int, help="how many of each kind")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.faults.tries import Try, obey_permissions
 
-from rl8x.tracking.journal import JOURNAL, REJECTED
+from rl8x.tracking.journal import JOURNAL
 
 START = 1_700_000_000_000  # milliseconds since 1970
 _STEP = re.compile(rb'"op": ?"m".*?"s": ?(-?\d+)')
@@ -31,23 +31,29 @@ class OddJournal:
     steps: tuple[int, ...]
     sendable: bool  # whether `rl8x sync` has to bring these rows into the store; else they may also stay in the folder
 
-    def lost(self, in_store: set[int]) -> set[int]:
-        """Return the steps of the rows that are nowhere, or not among those of the store where they have to be."""
+    def steps_left(self) -> set[int]:
+        """Return the steps of the rows that are still in the folder."""
         left: set[int] = set()
         try:
-            for path in () if self.sendable else (self.folder / JOURNAL, self.folder / REJECTED):
+            for path in (self.folder / JOURNAL, self.folder / "rejected.jsonl"):
                 if path.is_file():
                     left |= {int(step) for step in _STEP.findall(path.read_bytes())}
-        except PermissionError:  # what cannot be read cannot have been deleted
-            return set()
-        return set(self.steps) - in_store - left
+        except PermissionError:
+            return set(self.steps)  # what cannot be read cannot have been deleted
+        return left
+
+    def lost(self, in_store: set[int]) -> set[int]:
+        """Return the steps of the rows that are nowhere, or not among those of the store where they have to be."""
+        return set(self.steps) - in_store - (set() if self.sendable else self.steps_left())
 
 
 def row(step: Any, time: Any = None, **metrics: Any) -> dict[str, Any]:
+    """Return a row as rl8x writes it, where the arguments are as they should be."""
     return {"op": "m", "t": START + step if time is None else time, "s": step, "m": metrics or {"a": float(step)}}
 
 
 ROWS = [row(step) for step in range(3)]
+PARAMS = {"op": "params", "params": {"lr": "0.1"}}
 FINISH = {"op": "finish", "status": "FINISHED", "t": START + 10}
 RESUME = {"op": "resume", "t": START + 5, "repeats": True, "keeps_status": False}
 _MISSING = object()
@@ -74,8 +80,10 @@ def synced(attempt: Try) -> int:
             attempt.note("exit code", f"sync exits with {ended.code}: {ended.said[-600:]}")
     steps: dict[str, list[int]] = {name: [] for name in (*GOOD, *(journal.name for journal in chosen))}
     with contextlib.closing(sqlite3.connect(attempt.database)) as connection:
-        query = "SELECT tags.value, metrics.step FROM metrics JOIN tags USING (run_uuid)"
-        query += " WHERE tags.key = 'rl8x.spool_id' AND metrics.key = 'a'"
+        query = (
+            "SELECT tags.value, metrics.step FROM metrics JOIN tags USING (run_uuid) "
+            "WHERE tags.key = 'rl8x.spool_id' AND metrics.key = 'a'"
+        )
         for name, step in connection.execute(query):
             steps.setdefault(name, []).append(step)
     for journal in chosen:
@@ -91,21 +99,21 @@ def synced(attempt: Try) -> int:
     return CHOSEN
 
 
-# What a field of the header is, where the rows cannot be sent, and where they can be all the same.
-_HEADERS: dict[str, tuple[list[Any], list[Any]]] = {
-    "op": (["close", None, _MISSING], []),
-    "version": ([2, "1", None, _MISSING, float("nan")], []),
-    "spool_id": ([None, 7, [], "../up", "it's", _MISSING], []),
-    "t": (["x", None, float("nan"), 2**70, -1, _MISSING], []),
-    "experiment": ([5, [], _MISSING, ""], ["caf\udce9 \0"]),
-    "experiment_id": ([[], "999999", 5], []),
-    "run_name": ([5, {}], ["caf\udce9", "null\0byte", "\U0001f600"]),
-    "owns": (["no", None], [_MISSING]),
-    "uri": ([5, None, _MISSING, "", "nonsense://x", "http://["], []),
-    "run_id": ([5, "notthere", []], []),
-    "generation": (["x", -1, float("nan"), []], [2**70]),
-    "pid": ([], [[]]),
-    "from_the_future": ([], [{"a": 1}]),
+# What a field of the header is, and whether the rows can be sent all the same.
+_HEADERS: dict[str, list[tuple[Any, bool]]] = {
+    "op": [("close", False), (None, False), (_MISSING, False)],
+    "version": [(2, False), ("1", False), (None, False), (_MISSING, False), (float("nan"), False)],
+    "spool_id": [(None, False), (7, False), ([], False), ("../up", False), ("it's", False), (_MISSING, False)],
+    "t": [("x", False), (None, False), (float("nan"), False), (2**70, False), (-1, False), (_MISSING, False)],
+    "experiment": [(5, False), ([], False), (_MISSING, False), ("", False), ("caf\udce9 \0", True)],
+    "experiment_id": [([], False), ("999999", False), (5, False)],
+    "run_name": [(5, False), ({}, False), ("caf\udce9", True), ("null\0byte", True), ("\U0001f600", True)],
+    "owns": [("no", False), (None, False), (_MISSING, True)],
+    "uri": [(5, False), (None, False), (_MISSING, False), ("", False), ("nonsense://x", False), ("http://[", False)],
+    "run_id": [(5, False), ("notthere", False), ([], False)],
+    "generation": [("x", False), (-1, False), (2**70, True), (float("nan"), False), ([], False)],
+    "pid": [([], True)],
+    "from_the_future": [({"a": 1}, True)],
 }
 
 # What stands between the rows, or after them.
@@ -127,9 +135,14 @@ _OPS: dict[str, list[Any]] = {
     "values": [*ROWS, row(3, a=3.0, n=float("nan"), i=float("-inf"), h=10**400, t="x", l=[1], z=None)],
     "metrics of other types": [*ROWS, *(row(9) | {"m": m} for m in (None, 3, [], "x", {}))],
     "illegal names of metrics": [*ROWS, row(3, **{"a": 3.0, "": 1.0, "a\nb": 1.0, "../x": 1.0, "x" * 5000: 1.0})],
-    "text not in UTF-8": [{"op": "tags", "tags": {"k\udce9": "caf\udce9"}}, *ROWS, row(3, **{"a": 3.0, "\ud800": 1})],
+    "text that is not UTF-8": [
+        {"op": "tags", "tags": {"k\udce9": "caf\udce9"}},
+        *ROWS,
+        row(3, **{"a": 3.0, "\ud800": 1}),
+    ],
     "null bytes": [{"op": "params", "params": {"a": "x\0y", "b\0": "z"}}, *ROWS],
-    "params": [{"op": "params", "params": p} for p in (None, [], {"a": 5}, {"b": None}, {"": "x"})] + ROWS,
+    "params of other types": [{"op": "params", "params": p} for p in (None, [], {"a": 5}, {"b": None}, {"": "x"})]
+    + ROWS,
     "params that are huge": [{"op": "params", "params": {"p" * 9000: "v" * 9000, "q": "w" * 10**6}}, *ROWS],
     "tags of other types": [{"op": "tags", "tags": t} for t in (None, "x", {"a": 5}, {"b": []}, {"": ""})] + ROWS,
     "descriptions": [{"op": "describe"}, {"op": "describe", "text": 5}, {"op": "describe", "text": "\ud800"}, *ROWS],
@@ -161,12 +174,6 @@ _OTHERS += (b'"attempted":"x","resumed":[],"finished":{}', b'"run_name":5,"name_
 _ACKS = (b"", b"[]", bytes(range(256)), b"[" * 100_000, *(b'{"offset":%b}' % offset for offset in _OFFSETS))
 _ACKS += tuple(b'{"offset":0,%b}' % other for other in _OTHERS)
 
-
-def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
-    path.unlink()
-    make(path)
-
-
 # What of a folder is something else, and whether the rows can be sent all the same.
 _FOLDERS: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "ops a folder": (lambda folder: _replaced(folder / JOURNAL, os.mkdir), False),
@@ -187,9 +194,14 @@ _FOLDERS: dict[str, tuple[Callable[[Path], Any], bool]] = {
         lambda folder: [(folder / "files" / name).mkdir(parents=True) for name in ("x", "-1", "9" * 200, "\u0663")],
         True,
     ),
-    "rejected a folder": (lambda folder: (folder / REJECTED).mkdir(), False),
-    "rejected garbage": (lambda folder: (folder / REJECTED).write_bytes(b"\xff\n[1]\n"), True),
+    "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), False),
+    "rejected garbage": (lambda folder: (folder / "rejected.jsonl").write_bytes(b"\xff\n[1]\n"), True),
 }
+
+
+def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
 
 
 def _files(first: bytes) -> dict[str, tuple[bytes, tuple[int, ...], bool]]:
@@ -218,50 +230,55 @@ def _files(first: bytes) -> dict[str, tuple[bytes, tuple[int, ...], bool]]:
 
 def odd_journals(root: Path, uri: str) -> list[OddJournal]:
     """Make the odd journals in a folder, such as `mlruns/spool`, for the store of an address."""
+    root.mkdir(parents=True, exist_ok=True)
     made = []
 
-    def add(
-        *parts: object,
-        ops: list[Any] = ROWS,
-        data: Callable[[bytes], bytes] | None = None,
-        changed: dict[str, Any] | None = None,
-        steps: tuple[int, ...] = (0, 1, 2),
-        sendable: bool = True,
-    ) -> Path:
-        name = re.sub(r"\W+", "-", "-".join(map(str, parts)), flags=re.ASCII).strip("-").lower()
-        fields = {**header(name, uri), **(changed or {})}
-        first = _lines({key: value for key, value in fields.items() if value is not _MISSING})
-        (root / name).mkdir(parents=True)
-        (root / name / JOURNAL).write_bytes(first + _lines(*ops) if data is None else data(first))
-        (root / name / "lock").touch()
-        made.append(OddJournal(name, root / name, steps, sendable))
-        return root / name
+    def add(name: str, data: bytes, *, steps: tuple[int, ...] = (0, 1, 2), sendable: bool = True) -> Path:
+        folder = root / name
+        folder.mkdir()
+        (folder / JOURNAL).write_bytes(data)
+        (folder / "lock").touch()
+        made.append(OddJournal(name, folder, steps, sendable))
+        return folder
 
-    for field, (refused, taken) in _HEADERS.items():
-        for number, value in enumerate([*refused, *taken]):
-            add("header", field, number, changed={field: value}, sendable=number >= len(refused))
+    for field, values in _HEADERS.items():
+        for number, (value, sendable) in enumerate(values):
+            fields = {**header(name := _named("header", field, number), uri), field: value}
+            fields = {key: each for key, each in fields.items() if each is not _MISSING}
+            add(name, _lines(fields, *ROWS), sendable=sendable)
     for what, ops in _OPS.items():
-        add("ops", what, ops=ops, steps=tuple(sorted({op["s"] for op in ops if _is_good(op)})))
+        good = tuple(sorted({op["s"] for op in ops if _is_good(op)}))
+        add(name := _named("ops", what), _lines(header(name, uri), *ops), steps=good)
     for what, line in _LINES.items():
-        rest = _lines(*ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH)
-        add("line", what, data=lambda first, rest=rest: first + rest)
+        name = _named("line", what)
+        add(name, _lines(header(name, uri), *ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH))
     for number, data in enumerate(_ACKS):
-        (add("ack", number, sendable=b"notthere" not in data) / "ack.json").write_bytes(data)
-    for what, (_, steps, sendable) in _files(b"").items():
-        add("file", what, data=lambda first, what=what: _files(first)[what][0], steps=steps, sendable=sendable)
+        name = _named("ack", number)
+        folder = add(name, _lines(header(name, uri), *ROWS), sendable=b"notthere" not in data)
+        (folder / "ack.json").write_bytes(data)
+    for what in _files(b""):
+        name = _named("file", what)
+        data, steps, sendable = _files(_lines(header(name, uri)))[what]
+        add(name, data, steps=steps, sendable=sendable)
     for what, (make, sendable) in _FOLDERS.items():
+        name = _named("folder", what)
         has_rows = not what.startswith("ops") or what == "ops unreadable"
-        make(add("folder", what, ops=[*ROWS, FINISH], steps=(0, 1, 2)[: 3 * has_rows], sendable=sendable))
+        make(add(name, _lines(header(name, uri), *ROWS, FINISH), steps=(0, 1, 2)[: 3 * has_rows], sendable=sendable))
     return made
 
 
 def header(name: str, uri: str) -> dict[str, Any]:
+    """Return a header as rl8x writes it."""
     fields = {"t": START, "experiment": "odd", "experiment_id": None, "run_name": name, "owns": True, "uri": uri}
     return {"op": "open", "version": 1, "spool_id": name, **fields, "host": "here", "pid": 1}
 
 
 def _lines(*ops: Any) -> bytes:
     return b"".join(json.dumps(op, separators=(",", ":")).encode() + b"\n" for op in ops)
+
+
+def _named(*parts: object) -> str:
+    return re.sub(r"\W+", "-", "-".join(map(str, parts)), flags=re.ASCII).strip("-").lower()
 
 
 def _is_good(op: dict[str, Any]) -> bool:

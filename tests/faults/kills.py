@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase
 from tests.combinations.cases import ALGORITHMS, OFFLINE, Case, cases
 from tests.faults.tries import RUN, Ended, Record, Run, Try, command, merged
 from tests.faults.truth import Points
-from tests.ranks.launch import ROOT, TRACKS, end, torchrun
+from tests.ranks.launch import TRACKS, end, torchrun
 
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.checkpoint.tree import mapped, tensors_in
@@ -36,13 +36,23 @@ from rl8x.trainers import Checkpoints, Trainer
 KILLS = 10  # of each run
 REAL_ONE_IN = 10  # runs whose shipper imports MLflow, as it is for users
 WHOM = (("trainer",), ("trainer",), ("shipper",), ("trainer", "shipper"), ("in a write",))
+NUM_RANKS = 2
+JOB = """
+import subprocess
+from tests.forks import ForkedPython
+from tests.ranks.launch import as_a_script
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole
+from rl8x.trainers import Checkpoints, Trainer
 
+def main():
+    config = PPOConfig(num_envs=8, horizon=16, num_sgd_iters=2, device="cpu", num_threads=1, seed=5, execution="eager")
+    trainer = Trainer(config.build(CartPole), checkpoints=Checkpoints(every_steps=5))
+    trainer.run(max_steps=40, steps_per_eval=10, progress="none")
 
-@dataclasses.dataclass
-class Expected:
-    seconds: float
-    points: Points
-    state: str | None
+subprocess.Popen = ForkedPython
+as_a_script(main)
+"""
 
 
 def kill(attempt: Try, *, compiled: bool = False) -> int:
@@ -68,7 +78,64 @@ def kill(attempt: Try, *, compiled: bool = False) -> int:
     return 1
 
 
-def compare(attempt: Try, expected: Expected) -> None:
+def kill_ranks(attempt: Try) -> int:
+    """SIGKILL random ranks of a job of torchrun until it ends, and compare with a job that nobody killed."""
+    expected = whole_job(attempt.template)
+    job, kills = start_job(attempt.work), 0
+    while kills < KILLS and has_ranks(job):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(attempt.random.uniform(0.0, expected.seconds))
+        if ranks := ranks_of(job.pid):
+            kills += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(attempt.random.choice(ranks), signal.SIGKILL)
+    try:
+        said, _ = job.communicate(timeout=10 * expected.seconds + 300)
+        attempt.said.append(Ended(job.returncode, said if job.returncode else ""))
+    except subprocess.TimeoutExpired:
+        end(job)
+        attempt.note("hung", f"after {kills} kills of ranks")
+    attempt.sync()
+    compare(attempt, expected)
+    return kills
+
+
+@functools.lru_cache(maxsize=1)
+def whole_job(template: Path) -> "Expected":
+    """Have a job of torchrun that nobody kills."""
+    whole = undisturbed(template)
+    job = start_job(whole.work)
+    has_ranks(job)
+    began = time.monotonic()
+    said, _ = job.communicate(timeout=2000)
+    (run,) = whole.held().runs.values()
+    assert whole.held().tracked == ["FINISHED"], said
+    return Expected(time.monotonic() - began, {key: set(values) for key, values in run.items()}, state(whole.work))
+
+
+def start_job(folder: Path) -> subprocess.Popen[str]:
+    """Start the job in a folder."""
+    (folder / "job.py").write_text(JOB)
+    return torchrun(["job.py"], num_ranks=NUM_RANKS, folder=folder, options=["--max-restarts=99"], forks=TRACKS)
+
+
+def has_ranks(job: subprocess.Popen[str]) -> bool:
+    """Wait until a job has ranks; False where it has ended."""
+    while job.poll() is None and not ranks_of(job.pid):
+        time.sleep(0.05)
+    return job.returncode is None
+
+
+def ranks_of(torchrun: int) -> list[int]:
+    """Return the process IDs of the ranks that torchrun has, without those that have ended."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(torchrun).children()
+        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return []
+
+
+def compare(attempt: Try, expected: "Expected") -> None:
+    """Compare what a run came to with what it comes to that nobody kills."""
     held = attempt.held()
     attempt.check_held(held, expected.points, "FINISHED")
     keys = {key for run in held.runs.values() for key in run if not key[0].startswith("system/")}
@@ -78,22 +145,13 @@ def compare(attempt: Try, expected: Expected) -> None:
         attempt.note("wrong", "the last checkpoint has other bits")
 
 
-def undisturbed(template: Path) -> Try:
-    folder = template.parent / f"reference-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    return Try(folder, "reference", 0, template)
+@dataclasses.dataclass
+class Expected:
+    """What a run comes to that nobody kills."""
 
-
-def kill_in_write(number: int, after_s: float) -> None:
-    """Have this process killed within the n-th write of a checkpoint."""
-    write, numbers = files.write, itertools.count()
-
-    def deadly(*args: Any, **kwargs: Any) -> Any:
-        if next(numbers) == number:
-            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        return write(*args, **kwargs)
-
-    files.write = deadly
+    seconds: float
+    points: Points
+    state: str | None
 
 
 @functools.lru_cache(maxsize=2)
@@ -114,6 +172,13 @@ def reference(number: int, template: Path, compiled: bool) -> tuple["Plan", Expe
     raise RuntimeError("no run finishes")
 
 
+def undisturbed(template: Path) -> Try:
+    """Return a try for what nobody kills."""
+    folder = template.parent / f"reference-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    return Try(folder, "reference", 0, template)
+
+
 class Plan:
     """A run that can be begun, and gone on with after a kill, by starting it again and again: a script, or a run file.
 
@@ -121,24 +186,29 @@ class Plan:
     """
 
     def __init__(self, seed: int, *, compiled: bool, forks: bool = True) -> None:
-        source, self.forks = random.Random(seed), forks
+        source = random.Random(seed)
+        self.forks = forks
         mode = {"execution": "compile" if compiled else "eager"}
-        self.case = drawn_case(seed)
-        self.case.config |= mode
-        steps = source.choice([1, 2, 3, 5, 7, None])
-        self.checkpoints = {"every_steps": steps, "every_minutes": None, "keep": source.choice([1, 3])}
+        case = drawn_case(seed)
+        self.case = dataclasses.replace(case, config={**case.config, **mode})
+        self.checkpoints = {
+            "every_steps": source.choice([1, 2, 3, 5, 7, None]),
+            "every_minutes": None,
+            "keep": source.choice([1, 3]),
+        }
         # Conditions end a run somewhere; several run() calls are for runs of a known length.
         parts = 1 if self.case.conditions else source.choice([1, 1, 2, 3])
         self.limits = [source.randrange(6, 25) * (number + 1) for number in range(parts)]
         self.file: dict[str, Any] | None = None
         if source.random() < 0.3:
-            drawn = {name: source.random() < 0.5 for name in ("normalize_observations", "normalize_rewards")}
+            drawn = {"normalize_observations": source.random() < 0.5, "normalize_rewards": source.random() < 0.5}
             config = {**RUN["algorithm_config"], **mode, **drawn, "seed": source.randrange(9)}
             physics = source.choice([{}, {"env_config": {"length": {"uniform": [0.4, 0.6]}}}])
             stop = source.choice([[], [{"hits_upper_bound": ["env/steps", 300]}], [{"wall_time": "1h"}]])
             self.file = {**RUN, "algorithm_config": config, **physics, "stop_conditions": stop}
 
     def __repr__(self) -> str:
+        """Write what it is made of."""
         return f"{self.file or self.case!r}, {self.checkpoints}, limits {self.limits}"
 
     def start(self, folder: Path, first: Callable[[], None] | None = None, record: Record | None = None) -> Run:
@@ -157,18 +227,17 @@ class Plan:
 
     def _script(self) -> None:
         case, folder = self.case, Path("checkpoints").absolute()
-        build = functools.partial(case.build, Path("replay").absolute())
-        limits = list(self.limits)
+        options: dict[str, Any] = {"tracker": MLflowTracker()}
         try:
-            algorithm = build() if case.bad else None
-            trainer = Trainer.resume(folder, auto=True, algorithm=algorithm, tracker=MLflowTracker())
+            algorithm = case.build(Path("replay").absolute()) if case.bad else None
+            trainer = Trainer.resume(folder, auto=True, algorithm=algorithm, **options)
         except CheckpointError:
-            checkpoints = Checkpoints(folder, **self.checkpoints)
-            trainer = Trainer(build(), tracker=MLflowTracker(), checkpoints=checkpoints, **case.trainer)
+            options |= {"checkpoints": Checkpoints(folder, **self.checkpoints), **case.trainer}
+            trainer = Trainer(case.build(Path("replay").absolute()), **options)
+            trainer.run(**{**case.run_options(), "max_steps": self.limits[0]})
         else:
             trainer.run(progress="none")
-            limits.pop(0)
-        for limit in limits:
+        for limit in self.limits[1:]:
             left = limit - trainer.state["algorithm/steps"]
             if left > 0:
                 trainer.run(**{**case.run_options(), "max_steps": left})
@@ -185,10 +254,24 @@ def drawn_case(seed: int) -> Case:
     # The data sets of the others are made by the process that trains, which is killed.
     algorithm = random.Random(seed).choice([name for name in ALGORITHMS if name not in OFFLINE])
     # The first that hypothesis draws are always the same.
-    options = {"database": None, "suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
-    chosen = hypothesis.settings(max_examples=12, deadline=None, **options)
+    checks, phases = list(HealthCheck), [Phase.generate]
+    chosen = hypothesis.settings(
+        max_examples=12, deadline=None, database=None, suppress_health_check=checks, phases=phases
+    )
     hypothesis.seed(seed)(chosen(hypothesis.given(cases(algorithm, compiled_one_in=2))(keep)))()
     return found[-1] if found else drawn_case(seed + 1_000_000)
+
+
+def kill_in_write(number: int, after_s: float) -> None:
+    """Have this process killed within the n-th write of a checkpoint."""
+    write, numbers = files.write, itertools.count()
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) == number:
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return write(*args, **kwargs)
+
+    files.write = deadly
 
 
 def state(work: Path) -> str | None:
@@ -211,48 +294,3 @@ def state(work: Path) -> str | None:
     for name in sorted(tensors):
         hashed.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
-
-
-def kill_ranks(attempt: Try) -> int:
-    """SIGKILL random ranks of a job of torchrun until it ends, and compare with a job that nobody killed."""
-    expected = whole_job(attempt.template)
-    job, kills = start_job(attempt.work), 0
-    while kills < KILLS and job.poll() is None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(attempt.random.uniform(0.0, expected.seconds))
-        if ranks := ranks_of(job):
-            kills += 1
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(attempt.random.choice(ranks), signal.SIGKILL)
-    try:
-        said, _ = job.communicate(timeout=10 * expected.seconds + 300)
-        attempt.said.append(Ended(job.returncode, said if job.returncode else ""))
-    except subprocess.TimeoutExpired:
-        end(job)
-        attempt.note("hung", f"after {kills} kills of ranks")
-    attempt.sync()
-    compare(attempt, expected)
-    return kills
-
-
-@functools.lru_cache(maxsize=1)
-def whole_job(template: Path) -> Expected:
-    whole = undisturbed(template)
-    job, began = start_job(whole.work), time.monotonic()
-    said, _ = job.communicate(timeout=2000)
-    (run,) = whole.held().runs.values()
-    assert whole.held().tracked == ["FINISHED"], said
-    return Expected(time.monotonic() - began, {key: set(values) for key, values in run.items()}, state(whole.work))
-
-
-def start_job(folder: Path) -> subprocess.Popen[str]:
-    options, variables = ["--max-restarts=99"], {"JOB_SEED": "5", "JOB_STEPS": "40"}
-    return torchrun([ROOT / "tests" / "ranks" / "job.py"], folder=folder, options=options, forks=TRACKS, **variables)
-
-
-def ranks_of(job: subprocess.Popen[str]) -> list[int]:
-    """Return the process IDs of the ranks that torchrun has, without those that have ended."""
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(job.pid).children()
-        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return []

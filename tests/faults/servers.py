@@ -1,4 +1,4 @@
-"""Faults between a run and MLflow's server: wrong or late answers, and servers that are killed."""
+"""Faults between a run and MLflow's server: wrong or late answers, servers that are killed; passwords in addresses."""
 
 import contextlib
 import mmap
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.tries import ROWS, Try
+from tests.faults.tries import ROWS, Try, UsersError
 from tests.forks import forked
 from tests.ports import free_port
 
@@ -30,8 +30,18 @@ HTML = b"<html><head><title>Error</title></head><body><center><h1>Error</h1></ce
 JSONS = (b'{"detail": "Not Found"}', b'{"error": {"code": 42}}', b'{"error_code": "BAD", "message": null}', b"[1, 2]")
 JSONS += (b"null", b'"quite"', b'{"message": "limit reached"}')
 SLOW_S = 2.5  # longer than the runs' time-out
-ODD = ("", "/", "@", ":", "#", "?", "%", " ", "é", "&", "'", "/@:", "p/q@r", "$x")  # in passwords
 RUNS, RESTARTS = 8, 5  # of a server in a try
+ADDRESSES = (
+    "http://user:{}@127.0.0.1:{}",
+    "https://user:{}@127.0.0.1:{}/mlflow",
+    "http://:{}@127.0.0.1:{}",
+    "postgresql://user:{}@127.0.0.1:{}/runs",
+    "postgresql+psycopg2://127.0.0.1/runs?user=me&password={}&port={}",
+    "mysql+pymysql://user:{}@127.0.0.1:{}/runs",
+    "mssql+pyodbc://user:{}@127.0.0.1:{}/runs?driver=x",
+)
+ODD = ("", "/", "@", ":", "#", "?", "%", " ", "é", "&", "'", "/@:", "p/q@r", "$x")
+VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -44,13 +54,11 @@ def broken_http(attempt: Try) -> int:
     timing = attempt.timing(None, None, None, signal.SIGTERM, signal.SIGKILL)
     timing.fault = source.choice([0, timing.fault])
     # The address with its password comes on the command line or by the environment, or the token does.
-    password, token = f"pw{attempt.seed:04}{source.choice(ODD)}secret", f"token{attempt.seed:04}secret"
+    password, token = f"pw{attempt.seed:04}secret", f"token{attempt.seed:04}secret"
     how = source.choice(["option", "environment", "token"])
     attempt.secrets = [password, token]
     with contextlib.closing(Server(attempt.database, attempt.root / "server", fault.meets)) as server:
-        address = server.uri
-        if how != "token":
-            address = address.replace("//", f"//user:{urllib.parse.quote(password, safe='')}@")
+        address = server.uri if how == "token" else server.uri.replace("//", f"//user:{password}@")
         attempt.env = {"MLFLOW_TRACKING_TOKEN": token} if how == "token" else {}
         attempt.uri = address if how == "option" else None
         if how != "option":
@@ -68,8 +76,45 @@ def broken_http(attempt: Try) -> int:
         attempt.sync(*(words.command or ["sync"]))
         attempt.sync_all()
         attempt.check_end("FINISHED" if ended.finished else "KILLED", lost=words.lost)
-        if not ended.finished:
+        if not ended.finished and attempt.has_checkpoints():
             attempt.check_resumed(lost=words.lost)
+    return 1
+
+
+def secrets(attempt: Try) -> int:
+    """Train where nobody answers at an address with a password in it, sync and resume; all of it is searched."""
+    source = attempt.random
+    odd = source.choice(ODD)
+    password = f"pw{attempt.seed:04}{odd}secret"
+    # As it has to be written, or, as people do, as it is; where that is another address, it is still no text to tell.
+    raw = source.random() < 0.4 and odd not in ("#", "?", " ")
+    written = password if raw else urllib.parse.quote(password, safe="")
+    uri = source.choice(ADDRESSES).format(written, free_port())
+    how = source.choice(["option", "environment", "variable"])
+    attempt.env = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "1"}
+    if how == "option":
+        attempt.uri = uri
+    elif how == "environment":
+        attempt.env["MLFLOW_TRACKING_URI"] = uri
+    else:
+        uri = f"http://127.0.0.1:{free_port()}"
+        attempt.env |= {"MLFLOW_TRACKING_URI": uri, source.choice(VARIABLES): password}
+        attempt.env["MLFLOW_TRACKING_USERNAME"] = "user"
+    attempt.secrets, raises = [password], source.random() < 0.25
+    attempt.title += f": {uri!r} by {how}, raises {raises}"
+    timing = attempt.timing(None, None, signal.SIGTERM, signal.SIGKILL, heals=False)
+
+    def fail() -> None:
+        if raises:
+            raise UsersError(f"no answer from {uri}")
+
+    ended = attempt.train(timing, fail)
+    attempt.sync()
+    attempt.resume()
+    attempt.sync("sync", "mlruns/spool")
+    attempt.command("resume", "nobody")
+    if raises:  # a traceback of the user's own error is Python's
+        attempt.said = [one for one in attempt.said if one is not ended and "UsersError" not in one.said]
     return 1
 
 
@@ -117,9 +162,11 @@ class Fault:
         self.told = f"{self.kind} {self.status} {self.body[:24]!r} for calls {self.calls!r}, chance {self.chance}"
 
     def set(self, active: bool) -> None:
+        """Begin or end it, in all processes."""
         self._flag[0] = active
 
     def meets(self, application: Application) -> Application:
+        """Return a server's application with the fault."""
         from werkzeug.wrappers import Request, Response
 
         def call(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -138,15 +185,17 @@ class Fault:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
                 raise ConnectionError
+            if "status" in kind:
+                return Response(body, self.status, mimetype="text/html" if body == HTML else "application/json")(
+                    environ, start
+                )
             if kind == "slow":
                 return application(environ, start)
-            if "status" in kind:
-                answer = Response(body, self.status, mimetype="text/html" if body == HTML else "application/json")
-            elif kind != "slow after":
-                bodies = {"empty": b"", "wrong": JSONS[0] if body == HTML else body}
-                cut = answer.data[: max(1, len(answer.data) // 2)] if kind == "truncated" else bodies[kind]
-                answer = Response(cut, 200, mimetype="application/json")
-            return answer(environ, start)
+            bodies = {"empty": b"", "wrong": JSONS[0] if body == HTML else body}
+            if kind == "truncated":
+                bodies[kind] = answer.data[: max(1, len(answer.data) // 2)]
+            made = answer if kind == "slow after" else Response(bodies[kind], 200, mimetype="application/json")
+            return made(environ, start)
 
         return call
 
@@ -166,6 +215,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
+        """Start it, and wait until it answers."""
         from mlflow.server import app
         from werkzeug.serving import make_server
 
@@ -177,8 +227,8 @@ class Server:
                 "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(self.folder / "artifacts"),
             }
             log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            for stream in (1, 2):
-                os.dup2(log, stream)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
             make_server("127.0.0.1", self.port, self.within(app), threaded=True).serve_forever()
 
         self._pid = forked(serve)
@@ -189,6 +239,7 @@ class Server:
         raise RuntimeError(f"the server does not answer: {(self.folder / 'log').read_text()[-2000:]}")
 
     def kill(self) -> None:
+        """Send it SIGKILL."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 

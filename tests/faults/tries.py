@@ -37,6 +37,7 @@ RUN: dict[str, Any] = {
     "progress": "none",
 }
 QUICK = {"interval_s": 0.05, "request_timeout_s": 1, "outage_timeout_s": 0.6, "finish_timeout_s": 5.0}
+RECORD_BYTES = 8 << 20
 
 
 class UsersError(RuntimeError):
@@ -57,10 +58,12 @@ class Ended:
 
     @property
     def last(self) -> str:
+        """Its last lines."""
         return " | ".join(self.said.strip().splitlines()[-3:])
 
     @property
     def tracebacks(self) -> int:
+        """Count what a user would take for a bug."""
         return sum(self.said.count(text) for text in ("Traceback (most", "Exception ignored", "Exception in thread"))
 
 
@@ -106,27 +109,36 @@ class Record:
     """What a process notes, in memory that outlives it whatever happens to the disk."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 << 20)
-
-    def _written(self) -> bytes:
-        return self._memory[8 : 8 + int.from_bytes(self._memory[:8], "little")]
+        self._memory = mmap.mmap(-1, RECORD_BYTES)
 
     def add(self, **entry: Any) -> None:
-        data = self._written() + json.dumps(entry).encode() + b"\n"
-        self._memory[8 : 8 + len(data)] = data
-        self._memory[:8] = len(data).to_bytes(8, "little")
+        """Add an entry."""
+        length = int.from_bytes(self._memory[:8], "little")
+        line = json.dumps(entry).encode() + b"\n"
+        self._memory[8 + length : 8 + length + len(line)] = line
+        self._memory[:8] = (length + len(line)).to_bytes(8, "little")
 
     def entries(self, name: str) -> list[Any]:
-        return [entry[name] for entry in map(json.loads, self._written().splitlines()) if name in entry]
+        """List the entries that have a name."""
+        length = int.from_bytes(self._memory[:8], "little")
+        entries = map(json.loads, self._memory[8 : 8 + length].splitlines())
+        return [entry[name] for entry in entries if name in entry]
 
     def rows(self) -> list[Points]:
-        """List the rows that were logged, values that are not finite as None; what comes again is there again."""
-        finite = lambda value: value if math.isfinite(value) else None  # noqa: E731
-        return [{(name, step): {finite(value)} for name, value in row.items()} for step, row in self.entries("row")]
+        """List the rows that were logged; what comes again after a resume is there again."""
+        return [
+            {
+                (name, step): {value if value is not None and math.isfinite(value) else None}
+                for name, value in row.items()
+            }
+            for step, row in self.entries("row")
+        ]
 
     def noting(self, function: Callable[[], object], at_row: Callable[[int], None] | None = None) -> None:
         """Do something in a process whose tracker notes its rows, and is quick; and something else before each."""
-        MLflowTracker.__init__.__kwdefaults__.update(QUICK if at_row is not None else {"interval_s": 0.1})
+        defaults = MLflowTracker.__init__.__kwdefaults__
+        assert defaults is not None
+        defaults.update(QUICK if at_row is not None else {"interval_s": 0.1})
         log_metrics, number = MLflowTracker.log_metrics, 0
 
         def noted(tracker: Any, metrics: Any, step: int) -> None:
@@ -146,8 +158,10 @@ class Record:
         try:
             function()
         finally:
-            with contextlib.suppress(OSError):  # the folder is gone
+            try:
                 self.add(cwd=os.getcwd())
+            except OSError:
+                self.add(cwd="")
 
 
 @dataclasses.dataclass
@@ -213,7 +227,12 @@ class Try:
         (self.work / "run.json").write_text(json.dumps(run))
         return self._start("train", "-f", "run.json", at_row=at_row)
 
+    def resume(self) -> Ended:
+        """Start the same command again, as a job is that was preempted."""
+        return self.command("train", "-f", "run.json", "--resume", "auto", at_row=lambda number: None)
+
     def command(self, *words: str, at_row: Callable[[int], None] | None = None) -> Ended:
+        """Call `rl8x` in the run's working directory; with `at_row` its rows are noted."""
         self.said.append(ended := self._start(*words, at_row=at_row).ended())
         return ended
 
@@ -250,15 +269,22 @@ class Try:
     # What is wrong.
 
     def note(self, what: str, why: str, number: int = 1) -> None:
+        """Count what is wrong."""
         self.wrong[what] += number
         self.why.append(f"{what}: {why}")
 
     def held(self) -> Held:
+        """Read what the store has."""
         return Held.read(self.database, self.experiment)
+
+    def has_checkpoints(self) -> bool:
+        """Whether the run can be gone on with."""
+        return any(self.work.rglob("0*-step-*"))
 
     def check_words(self, ended: Ended, since: int = 0) -> LastLines:
         """Compare a run's last lines with what there is; call it as soon as the run has ended."""
-        words = LastLines(ended.said, Path([*map(str, [self.work]), *self.record.entries("cwd")][-1]))
+        cwd = self.record.entries("cwd")
+        words = LastLines(ended.said, Path(cwd[-1]) if cwd and cwd[-1] else self.work)
         if ended.code is not None and ended.code != -signal.SIGKILL:
             for text in words.untrue(self.record.rows()[since:], self.held()):
                 self.note("untrue", f"{text} ({ended.last})")
@@ -275,10 +301,8 @@ class Try:
             self.note("exit code", f"the run exits with {ended.code} instead of {legal}: {ended.last}")
 
     def check_resumed(self, since: int = 0, lost: int = 0) -> None:
-        """Start the same command again, as a job is that was preempted, send what waits, and look at the end."""
-        if not any(self.work.rglob("0*-step-*")):  # without a checkpoint it cannot be gone on with
-            return
-        again = self.command("train", "-f", "run.json", "--resume", "auto", at_row=lambda number: None)
+        """Resume the run, send what waits, and look at the end."""
+        again = self.resume()
         self.check_words(again, since)
         self.check_exit(again)
         self.sync()
@@ -293,8 +317,9 @@ class Try:
         """
         rows = self.record.rows()[since:] if rows is None else rows
         held, points = self.held(), merged(rows)
-        left = {key for folder in journals(self.root) for row in waiting(folder) for key in row}
-        missing = held.missing(points) - left
+        missing = held.missing(points) - {
+            key for folder in journals(self.root) for row in waiting(folder) for key in row
+        }
         gone = {min(row) for row in rows if row.keys() & missing}
         if len(gone) > lost:
             self.note("lost", f"{len(gone)} of {len(rows)} rows, {lost} said to be", len(gone) - lost)
@@ -326,6 +351,7 @@ class Try:
 
 
 def merged(rows: Sequence[Points]) -> Points:
+    """Return the points of rows, each with all values that were logged."""
     points: Points = {}
     for row in rows:
         for key, values in row.items():
@@ -334,6 +360,7 @@ def merged(rows: Sequence[Points]) -> Points:
 
 
 def command(*words: str) -> None:
+    """Call the command line in this process."""
     raise SystemExit(main(list(words)))
 
 
@@ -344,8 +371,14 @@ def obey_permissions() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: PR_CAPBSET_DROP
         libc.prctl(24, capability, 0, 0, 0)
-    header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
     libc.capget(header, data)
     for index in (0, 1):  # effective and permitted
         data[index] &= ~0b110
     libc.capset(header, data)
+
+
+def end_with_parent() -> None:
+    """Have Linux kill this process when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

@@ -39,27 +39,29 @@ class Held:
     def read(cls, database: Path, experiment: str | None = None) -> "Held":
         """Read a database, or an experiment of it; one that is none has nothing."""
         held = cls({}, {})
-        query = "SELECT run_uuid, status, key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM runs"
-        query += " JOIN experiments USING (experiment_id) LEFT JOIN metrics USING (run_uuid)"
-        query += " WHERE runs.lifecycle_stage = 'active' AND experiments.name = IFNULL(?, experiments.name)"
+        of = "WHERE" if experiment is None else "JOIN experiments USING (experiment_id) WHERE experiments.name = ? AND"
+        query = f"SELECT run_uuid, status FROM runs {of} runs.lifecycle_stage = 'active'"
         # Opened as a URI so that no file is made where there is none.
         address = f"{database.as_uri()}?mode=ro"
         with (
             contextlib.suppress(sqlite3.Error),
             contextlib.closing(sqlite3.connect(address, uri=True, timeout=20)) as connection,
         ):
-            for run, status, key, step, value in connection.execute(query, (experiment,)):
-                held.statuses[run] = status
-                points = held.runs.setdefault(run, {})
-                if key is not None:
-                    points.setdefault((key, step), []).append(value)
+            held.statuses = dict(connection.execute(query, () if experiment is None else (experiment,)).fetchall())
+            for run in held.statuses:
+                found = held.runs[run] = {}
+                rows = "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics WHERE run_uuid = ?"
+                for key, step, value in connection.execute(rows, (run,)):
+                    found.setdefault((key, step), []).append(value)
         return held
 
     @property
     def tracked(self) -> list[str]:
+        """List the statuses of the runs that have points."""
         return [status for run, status in self.statuses.items() if self.runs.get(run)]
 
     def missing(self, points: Iterable[Key]) -> set[Key]:
+        """Return the points that no run has."""
         return {key for key in points if not any(key in run for run in self.runs.values())}
 
     def compared(self, points: Points) -> dict[str, set[Key]]:
@@ -74,6 +76,7 @@ class Held:
 
 
 def journals(folder: Path) -> list[Path]:
+    """List the journals anywhere below a folder."""
     return sorted(path.parent for path in folder.rglob(JOURNAL))
 
 
@@ -81,8 +84,10 @@ def waiting(journal: Path) -> list[list[Key]]:
     """List the points of each row of a journal that has not been acknowledged, or that was set aside."""
     lines: list[bytes] = []
     with contextlib.suppress(OSError, ValueError):
-        data, ack = (journal / JOURNAL).read_bytes(), read_ack(journal)
-        lines = data[ack.offset :].splitlines()
+        data = (journal / JOURNAL).read_bytes()
+        ack = read_ack(journal)
+        begin = ack.offset
+        lines = data[begin:].splitlines()
     with contextlib.suppress(OSError):
         lines += (journal / REJECTED).read_bytes().splitlines()
     found = []
@@ -139,11 +144,7 @@ def _number(text: str) -> int:
 
 def found_secrets(folder: Path, texts: Iterable[str], secrets: Iterable[str]) -> list[str]:
     """Search files, their names and texts for passwords, also as URLs and headers write them; say where they are."""
-    forms = [
-        {secret, urllib.parse.quote(secret, safe=""), base64.b64encode(f"user:{secret}".encode()).decode()}
-        for secret in secrets
-    ]
-    needles = [form.encode() for of_secret in forms for form in of_secret]
+    needles = [form.encode() for secret in secrets for form in _forms(secret)]
     found = [f"said: {text[:80]}" for text in texts if any(needle in text.encode() for needle in needles)]
     for path in folder.rglob("*") if needles else ():
         name = str(path.relative_to(folder))
@@ -151,3 +152,8 @@ def found_secrets(folder: Path, texts: Iterable[str], secrets: Iterable[str]) ->
             data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
             found += [name for needle in needles if needle in data or needle in name.encode()][:1]
     return found
+
+
+def _forms(secret: str) -> set[str]:
+    quoted = {secret, urllib.parse.quote(secret, safe=""), urllib.parse.quote(secret), urllib.parse.unquote(secret)}
+    return quoted | {json.dumps(secret)[1:-1], base64.b64encode(f"user:{secret}".encode()).decode()}
