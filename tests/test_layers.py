@@ -107,7 +107,6 @@ PUBLIC = re.compile(r"^(_replace|_exit|_getframe|_current_frames)$")
 TAKEN = {
     "_artifact_repos_cache": "tracking/private.py",
     "_engine_map": "tracking/private.py",
-    "_metric_objs": "tracking/private.py",
     "_initialize_tables": "tracking/private.py",  # where it is gone, MLflow makes the tables on the disk
 }
 # The one file that uses private names of torch, and says of each what happens where it is gone.

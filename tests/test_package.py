@@ -23,8 +23,8 @@ EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 # What rl8x needs, by itself and for each feature.
 NEEDED = [*PYPROJECT["project"]["dependencies"], *(text for texts in EXTRAS.values() for text in texts)]
 NAMES = {canonicalize_name(Requirement(text).name) for text in NEEDED}
-# Brax brings JAX, and `imageio[ffmpeg]` its program.
-BROUGHT = {"jax", "imageio_ffmpeg"}
+# Brax brings JAX, and `imageio[ffmpeg]` its program; NVIDIA's readings are taken where there are any.
+BROUGHT = {"jax", "imageio_ffmpeg", "pynvml"}
 
 
 def test_every_file_of_the_package_is_in_its_wheel():

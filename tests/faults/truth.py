@@ -86,7 +86,7 @@ def waiting(journal: Path) -> list[list[Key]]:
     with contextlib.suppress(OSError, ValueError):
         data = (journal / JOURNAL).read_bytes()
         ack = read_ack(journal)
-        begin = ack.offset
+        begin = ack.offset if ack.generation == json.loads(data.splitlines()[0]).get("generation", 0) else 0
         lines = data[begin:].splitlines()
     with contextlib.suppress(OSError):
         lines += (journal / REJECTED).read_bytes().splitlines()

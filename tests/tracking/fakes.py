@@ -135,8 +135,11 @@ class FakeStore:
     def set_status(self, run_id, status, end_time):
         self._run(run_id).update(status=status, end_time=end_time)
 
-    def metric_names(self, run_id):
-        return {point.name for point in self._run(run_id)["points"]}
+    def last_steps(self, run_id):
+        steps = {}
+        for point in self._run(run_id)["points"]:
+            steps[point.name] = max(point.step, steps.get(point.name, point.step))
+        return steps
 
     def points(self, run_id, name):
         return sorted((list(point) for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
@@ -173,7 +176,7 @@ def artifact(file):
     return {"op": "artifact", "file": file, "to": None}
 
 
-def resume(t=1500, *, repeats=True, keeps_status=False):
+def resume(t=6, *, repeats=True, keeps_status=False):
     """The line with which a process goes on with a run."""
     return {"op": "resume", "t": t, "repeats": repeats, "keeps_status": keeps_status}
 

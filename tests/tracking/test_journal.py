@@ -23,6 +23,7 @@ from rl8x.tracking.journal import (
     Rejected,
     SendingJournal,
     Unsent,
+    encode,
     is_sent,
     parse_ack,
     read_ack,
@@ -160,6 +161,7 @@ def slot(number, **changes):
         ((slot(3, offset=30), slot(2, offset=20)), 30),
         ((slot(3, offset=30)[:9] + slot(1)[9:], slot(2, offset=20)), 20),  # torn
         ((slot(3, offset=30).replace(b'"offset": 30', b'"offset": 31'), slot(2, offset=20)), 20),
+        ((slot(3, offset=-1), slot(2, offset=20)), 20),
         ((slot(3, offset=1, no=1), slot(2, text=b"[" * 2000)), 0),
         ((b"", b""), 0),
         ((b'{"offs', b""), 0),
@@ -361,16 +363,24 @@ def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_
     (tmp_path / "checkpoints/abc").mkdir(parents=True)
     folder = finished(tmp_path, **{"rl8x.checkpoints": str(tmp_path / "checkpoints/abc")})
     kept = [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
-    assert [op["op"] for op in kept] == ["open", "tags", "m", "left", "finish"]
+    assert [op["op"] for op in kept] == ["open", "m", "left"]
+    assert (kept[0]["generation"], kept[0]["checkpoints"], kept[1]) == (1, "../../checkpoints/abc", row(0))
     assert is_sent(folder)
     assert str(sync(tmp_path / "spool")) == "nothing to send"
+    # Killed between the two steps: what is sent again adds nothing, and the run is over all the same.
+    path, ack = folder / ACK, read_ack(folder)
+    path.write_bytes(EMPTY_ACK)
+    killed = SendingJournal.open(folder)
+    offset = killed.end + len(encode(row(1)))  # of the longer file, and a line's end in this one too, before long
+    killed.acknowledge(**{**ack.__dict__, "generation": 0, "offset": offset})
+    killed.close()
     resumed = Journal.open(folder)
     resumed.append(row(1))
-    assert (resumed.has_arrived, resumed.unsent()) == (False, Unsent(1))
+    assert (resumed.has_arrived, resumed.ack.finished, resumed.unsent()) == (False, False, Unsent(2, 2))
     resumed.close()
     assert not is_sent(folder)
     again = BothSides(folder)
-    assert steps(again) == [1]
+    assert (steps(again), again.ack.finished) == ([0, 1], True)
     arrive(again)
     again.close()
     shutil.move(tmp_path / "checkpoints", tmp_path / "elsewhere")

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlflow.system_metrics.metrics import gpu_monitor
 
 from rl8x.algorithms import PPOConfig
 from rl8x.config import RunSpec
@@ -253,18 +252,10 @@ def test_what_is_measured_is_what_the_system_says(clock):
 def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
     def utilization(handle):
         if handle == 1:
-            raise NotSupportedError
+            raise RuntimeError("not supported")
         return types.SimpleNamespace(gpu=73)
 
-    class NotSupportedError(Exception):
-        pass
-
-    def power(handle):
-        raise NotSupportedError
-
     fake = types.SimpleNamespace(
-        NVMLError=NotSupportedError,
-        nvmlDeviceGetPowerUsage=power,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
@@ -272,7 +263,6 @@ def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
         nvmlDeviceGetUtilizationRates=utilization,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(gpu_monitor, "pynvml", fake, raising=False)
     sampler = SystemSampler(os.getpid(), 1)
     clock[0] += 1
     sample = sampler.sample()

@@ -1,10 +1,8 @@
 """MLflow's inside: the tracker does without its private names; its database is made at once and read as it reads it."""
 
 import contextlib
-import math
 import shutil
 import sqlite3
-import types
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -54,6 +52,8 @@ def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1"})
     points = mlflow_client.get_metric_history(tracker.run_id, "a")
     assert sorted((point.step, point.value) for point in points) == [(step, float(step)) for step in range(20)]
+    monkeypatch.setattr(private, "last_steps", lambda run: None)
+    assert MLflowStore(locate()).last_steps(tracker.run_id) == {"a": 19}  # from the history
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
@@ -63,8 +63,10 @@ def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
     remove_cache(monkeypatch)
     private.forget_artifacts("run")
 
-    run = types.SimpleNamespace(data=types.SimpleNamespace(metrics={"a": 1.0}))
-    assert private.last_steps(run) == {"a": math.inf}  # whatever step is asked for, it has it
+    class Run:
+        data = object()
+
+    assert private.last_steps(Run) is None
 
 
 def schema(connection):
@@ -140,7 +142,7 @@ def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
     tables = empty_tables()
     monkeypatch.setattr(private, "_migrated", lambda: tables)
-    monkeypatch.setattr(private.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("made twice"))
+    monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
     ensure_database(locate())
     with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
         assert len(schema(made)) > 50

@@ -1,13 +1,25 @@
-"""Rows that come again after a resume, and what a run leaves behind."""
+"""Rows that come again after a resume: the same by the journal and, where they tell a course, by the server."""
 
 import math
 
 import pytest
 
-from rl8x.tracking.repeats import LeftBehind, Repeats, counting, read_rows
+from rl8x.tracking.repeats import JournalRepeats, LeftBehind, Point, ServerRepeats, left_tag, read_rows
 
-LOSS = "losses/total"
+LOSS, EVAL = "losses/total", "eval/returns/mean"
 RESUMED = 1500
+
+
+def by_journal(rows):
+    return JournalRepeats(RESUMED, lambda: rows)
+
+
+def by_server(rows):
+    points = [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
+    last = {}
+    for point in points:
+        last[point.name] = max(last.get(point.name, point.step), point.step)
+    return ServerRepeats(RESUMED, last, lambda name: [point for point in points if point.name == name], {})
 
 
 def rows_of(time, values):
@@ -19,6 +31,7 @@ def rows_of(time, values):
     ]
 
 
+@pytest.mark.parametrize("kind", [by_journal, by_server])
 @pytest.mark.parametrize(
     ("had", "comes", "new", "left"),
     [
@@ -31,22 +44,23 @@ def rows_of(time, values):
         ({1: 1.0, 2: 2.0, 3: 3.0}, {2: 2.0, 3: math.nan}, {3: math.nan}, 3),
     ],
 )
-def test_each_point_is_dropped_once_until_another_value_comes(had, comes, new, left):
-    repeats = Repeats(RESUMED, lambda: rows_of(1000, had))
+def test_each_point_is_dropped_once_until_another_value_comes(kind, had, comes, new, left):
+    repeats = kind(rows_of(1000, had))
     found = [row for each in rows_of(2000, comes) for row in repeats.new_rows(each)]
     assert str(found) == str(rows_of(2000, new))
     assert (None if repeats.left is None else repeats.left) == (None if left is None else (left, RESUMED))
 
 
-def test_a_row_may_repeat_in_part():
-    repeats = Repeats(RESUMED, lambda: [(1, 1001, {"a": 1.0, LOSS: 5.0})])
+@pytest.mark.parametrize("kind", [by_journal, by_server])
+def test_a_row_may_repeat_in_part(kind):
+    repeats = kind([(1, 1001, {"a": 1.0, LOSS: 5.0})])
     assert repeats.new_rows((1, 2001, {"a": 1.0, "b": 2.0, LOSS: 5.0})) == [(1, 2001, {"b": 2.0})]
 
 
 def test_the_journal_is_read_from_the_first_step_that_comes_and_again_for_lower_ones():
     reads = []
     had = rows_of(1000, {step: float(step) for step in range(10)})
-    repeats = Repeats(RESUMED, lambda: reads.append(1) or had)
+    repeats = JournalRepeats(RESUMED, lambda: reads.append(1) or had)
     for step in (5, 6, 2, 3, 9):
         assert repeats.new_rows((step, 2000 + step, {LOSS: float(step)})) == []
     assert len(reads) == 2
@@ -66,16 +80,15 @@ def test_rows_of_the_journal_are_those_that_count():
     assert read_rows(ops) == [(1, 1, {"a": 1.0}), (2, 2, {"left/a": 0.0}), (2, 12, {"a": 2.5})]
 
 
-LEFT = [(2, 1300, {LOSS: 9.0}), (3, 1301, {LOSS: 9.0}), (2, 1450, {LOSS: 2.0})]
+OLDER = [Point(LOSS, 9.0, 5000, 2)]  # rows come that are older than what the server has
+LEFT = [Point(LOSS, 9.0, 1300, 2), Point(LOSS, 9.0, 1301, 3), Point(LOSS, 2.0, 1450, 2)]
 
 
 @pytest.mark.parametrize(
-    ("since", "had"),
-    [(None, [(2, 5000, {LOSS: 9.0})]), (RESUMED, list(counting(LEFT, [LeftBehind(2, 1400)])))],
-    ids=["older than what the run has", "left before"],
+    ("since", "had", "tags"), [(None, OLDER, {}), (RESUMED, LEFT, left_tag([LeftBehind(2, 1400)]))], ids=["old", "left"]
 )
-def test_older_rows_and_what_was_left_behind_before_leave_nothing_behind_again(since, had):
-    repeats = Repeats(since, lambda: had)
+def test_older_rows_and_what_was_left_behind_before_leave_nothing_behind_again(since, had, tags):
+    repeats = ServerRepeats(since, {LOSS: max(point.step for point in had)}, lambda name: had, tags)
     assert repeats.new_rows((2, 2000, {LOSS: 2.0})) == []
     assert repeats.new_rows((3, 2001, {LOSS: 3.0})) == [(3, 2001, {LOSS: 3.0})]
     assert repeats.left is None

@@ -43,7 +43,7 @@ def send(journal, store, *ops, **options):
 
 def test_sends_all_in_order(journal, store):
     ops = [params(lr="0.1"), tags(k="v" * 9000), *map(row, range(3)), TEXT, finish("FINISHED", 5)]
-    sender = send(journal, store, *ops)
+    sender = send(journal, store, *ops, fresh=True)
     assert store.run["points"] == {Point("a", float(step), 1000 + step, step) for step in range(3)}
     assert store.run["params"] == {"lr": "0.1"}
     assert store.run["tags"] == {"k": "v" * 8000}
@@ -51,6 +51,7 @@ def test_sends_all_in_order(journal, store):
     assert store.run["status"] == "FINISHED"
     assert (store.run["name"], sender.num_rows) == ("n", 3)
     assert journal.ack.finished
+    assert "find_runs" not in store.calls  # a new run costs no search
 
 
 def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store):
@@ -63,7 +64,7 @@ def test_batches_are_whole_rows_of_at_most_what_a_store_takes(journal, store):
 
 
 def test_a_lost_answer_makes_no_second_run_and_no_second_row(journal, store):
-    sender = Sender(journal, store)
+    sender = Sender(journal, store, fresh=True)
     for step in range(2):
         journal.append(row(step))
         store.lose_answers = 1
@@ -78,7 +79,7 @@ def test_a_lost_answer_makes_no_second_run_and_no_second_row(journal, store):
 
 def test_a_run_that_appears_late_is_deleted(journal, store, monkeypatch):
     """The create request timed out, the search found nothing, and then the first one arrived after all."""
-    sender = Sender(journal, store)
+    sender = Sender(journal, store, fresh=True)
     create = store.create_run
 
     def late(*about):
@@ -141,9 +142,12 @@ def test_resumed_rows_are_not_doubled(journal, store):
     assert values(store.run, "b") == [(step, 1.0) for step in (3, 4, 5)]
     assert {point.timestamp for point in store.run["points"] if point.step == 4 and point.name == "a"} == {1004}
     assert store.run["status"] == "RUNNING"
+    assert store.calls.count("points") == 0  # no history is read for what cannot tell another course
 
 
-def test_what_the_store_had_at_a_resume_is_known_after_an_outage(journal, store):
+def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_too(journal, store, monkeypatch):
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("rl8x.tracking.sender.replace_synced", lambda *_: raises(full))
     sender = send(journal, store, row(4), resume(), row(5, 2005))
     journal.append(row(5, 2006))  # one more at that step, which the run has not had before
     store.down = True

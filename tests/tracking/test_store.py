@@ -13,9 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mlflow.entities import Metric
 
-from rl8x.tracking import private
 from rl8x.tracking.location import locate
-from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
 
@@ -41,7 +40,7 @@ def test_one_call_takes_as_many_points_as_it_says_and_mlflow_1000_at_a_time(stor
         assert 3 * MAX_METRICS < len(points) <= store.most_points
         store.log_points(run_id, points)
     assert sizes == [1000, 1000, 1000, 900, 1000, 300]
-    assert private.last_steps(store.run(run_id)) == dict.fromkeys(names, 5)
+    assert store.last_steps(run_id) == dict.fromkeys(names, 5)
     for name in (names[0], names[-1]):
         assert [(point.step, point.value) for point in store.points(run_id, name)] == [(i, float(i)) for i in range(6)]
 
@@ -101,9 +100,9 @@ def test_runs_are_found_by_their_spool(store):
     other = store.create_run(SPEC._replace(spool_id="other"))
     assert store.find_runs(SPEC.spool_id) == [run_id]
     store.delete_run(other)
-    with pytest.raises(StoreDownError, match=f"run {other} is deleted"):
+    with pytest.raises(RunGoneError, match=f"run {other} is deleted"):
         store.check_run(other)
-    with pytest.raises(StoreDownError):
+    with pytest.raises(RunGoneError):
         store.check_run("none")
 
 
@@ -116,7 +115,7 @@ def test_a_runs_name_and_whether_it_is_the_only_one(store, mlflow_client):
     assert store.run_name(run_id) == ("n", True)
     made_up = store.create_run(SPEC._replace(run_name=None))
     assert store.run_name(made_up) == (mlflow_client.get_run(made_up).info.run_name, True)
-    with pytest.raises(StoreDownError):
+    with pytest.raises(RunGoneError):
         store.run_name("none")
 
 
@@ -132,7 +131,7 @@ def test_what_mlflow_refuses(store):
     run_id = store.create_run(SPEC)
     with pytest.raises(StoreRefusedError, match="Invalid value"):
         store.log_points(run_id, [Point("good", 1.0, 5, 1), Point("bad(", 1.0, 5, 1)])
-    assert store.metric_names(run_id) == []
+    assert store.last_steps(run_id) == {}
     store.log_params(run_id, {"lr": "1"})
     with pytest.raises(StoreRefusedError):
         store.log_params(run_id, {"lr": "2"})
@@ -142,7 +141,7 @@ def test_what_mlflow_refuses(store):
 def test_a_deleted_experiment_is_named(store, mlflow_client):
     store.create_run(SPEC)
     mlflow_client.delete_experiment(mlflow_client.get_experiment_by_name("e").experiment_id)
-    with pytest.raises(StoreDownError, match="experiment 'e' is deleted"):
+    with pytest.raises(RunGoneError, match="experiment 'e' is deleted"):
         store.create_run(SPEC)
 
 

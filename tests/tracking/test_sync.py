@@ -70,7 +70,7 @@ def running(root):
     """A spool whose process is alive, with a row more than its store."""
     journal, store = BothSides(root, header("one", uri="http://x")), FakeStore()
     journal.append(*map(row, range(3)))
-    Sender(journal, store).send_some()
+    Sender(journal, store, fresh=True).send_some()
     journal.append(row(3))
     return journal, store
 

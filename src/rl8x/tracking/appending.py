@@ -43,7 +43,7 @@ from rl8x.tracking.journal import (
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.repeats import LoggedRow, Repeats, read_rows
+from rl8x.tracking.repeats import JournalRepeats, LoggedRow, read_rows
 from rl8x.tracking.secrets import hide_in_data, logger
 
 _log = logger(__name__)
@@ -85,6 +85,7 @@ class Journal:
         self._ack = ack = self._read_ack()
         self._last_number = ack.memory
         is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
+        is_cut = is_cut and ack.generation == self.header.get("generation", 0)
         # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
         may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
         self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
@@ -108,33 +109,32 @@ class Journal:
     def _create(cls, folder: Path, header: Op) -> Journal:
         was_there = folder.is_dir()
         _make_folder(folder)
+        lock = FolderLock(folder)
+        if not lock.acquire():
+            raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}")
         try:
-            return cls._locked(folder, 0.0, decode(encode({**hide_in_data(header), "folder": str(folder)})))
+            return cls(folder, lock, decode(encode({**hide_in_data(header), "folder": str(folder)})))
         except OSError:
             if not was_there:
                 remove(folder)
+            lock.release()
             raise
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
         """Open a journal that is there: take its lock, cut off a torn last line."""
         check_plain(folder)
-        try:
-            return cls._locked(folder, timeout_s)
-        except OSError as error:
-            raise TrackingError(f"cannot open the journal {folder}: {error}") from error
-
-    @classmethod
-    def _locked(cls, folder: Path, timeout_s: float, header: Op | None = None) -> Journal:
         lock = FolderLock(folder)
-        if not lock.acquire(timeout_s):
-            owner = lock.owner()
-            raise JournalInUseError(f"the journal {folder} is in use by {owner}; try again when that has ended")
         try:
-            if header is None:
-                check_is_no_copy(folder, read_header(folder))
-            return cls(folder, lock, header)
-        except (OSError, TrackingError):
+            if not lock.acquire(timeout_s):
+                owner = lock.owner()
+                raise JournalInUseError(f"the journal {folder} is in use by {owner}; try again when that has ended")
+            check_is_no_copy(folder, read_header(folder))
+            return cls(folder, lock)
+        except OSError as error:
+            lock.release()
+            raise TrackingError(f"cannot open the journal {folder}: {error}") from error
+        except TrackingError:
             lock.release()
             raise
 
@@ -146,7 +146,8 @@ class Journal:
         """What has arrived."""
         if self._unsent is None:
             self._ack = self._read_ack()
-            if self._ack.offset > self._end:  # of a longer file, before a power cut: all of it is sent again
+            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
+            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
 
@@ -229,7 +230,7 @@ class Journal:
         self.look()
         self.sync_to_disk()
 
-    def repeats(self, since: int) -> Repeats:
+    def repeats(self, since: int) -> JournalRepeats:
         """Return what knows the rows that the journal has now, for a run that is resumed."""
 
         def rows() -> Iterable[LoggedRow]:
@@ -239,7 +240,7 @@ class Journal:
                 return [row for row in read_rows(kept) if row[1] < since]
             return []
 
-        return Repeats(since, rows)
+        return JournalRepeats(since, rows)
 
     def last_time(self) -> int:
         """Return when something was last appended, in milliseconds since 1970."""

@@ -5,6 +5,7 @@
     files/          copies of artifacts that are still to be sent
     lock            held, with the folder, by the process that appends
     rejected.jsonl  entries that the store does not take
+    known.json      last steps on the server, of a run that is resumed where its journal is not
 
 The process that appends reads `ack.json` and writes all else but `rejected.jsonl`. All files may be torn, edited, or
 written by another version or program; none is trusted.
@@ -28,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import replace_synced
+from rl8x.disk import replace_synced, sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
 from rl8x.tracking.protocol import TrackingError, readable
@@ -38,11 +39,12 @@ JOURNAL: Final = "journal.jsonl"
 ACK: Final = "ack.json"
 FILES: Final = "files"
 REJECTED: Final = "rejected.jsonl"
+KNOWN: Final = "known.json"
 REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed, after a dot at its beginning
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
-NAME_TAG: Final = "mlflow.runName"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
+_KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
 READ_BYTES: Final = 1 << 20
 _READ_LINES: Final = 1000
 _SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
@@ -61,12 +63,13 @@ class Ack:
     """What of a journal has arrived, and how the store is."""
 
     offset: int = 0  # bytes of `journal.jsonl` that the store has
+    generation: int = 0  # of `journal.jsonl`, that `offset` counts in
     memory: int = 0  # number of the last line that came past the disk and has arrived
     run_id: str | None = None
     run_name: str | None = None
     name_is_free: bool = False  # no other run of the store had this name
     attempted: bool = False  # a run was asked for; it may be there although no answer came
-    resumed: int = 0  # when the run was resumed; what the server had then is compared with later rows
+    resumed: bool = False  # later rows may repeat what the server has, and are compared with that
     finished: bool = False  # the run's status is what it is to be
     ending: Op | None = None  # how the run ended, where only memory had that: the op, with `lost_rows`
     rejected: int = 0  # entries that were set aside
@@ -174,11 +177,11 @@ def check_is_no_copy(folder: Path, header: Op) -> None:
             )
 
 
-_HEADER: dict[str, Any] = {
-    **dict.fromkeys(("spool_id", "uri"), str),
-    **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), str | None),
-    "t": int,
-    "owns": bool,
+_HEADER: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("spool_id", "uri"), (str,)),
+    **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), (str, type(None))),
+    **dict.fromkeys(("t", "generation"), (int,)),
+    "owns": (bool,),
 }
 
 
@@ -194,17 +197,14 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"{folder} is not a journal: it has no readable {JOURNAL}, which begins with a header")
     if header.get("version") != 1:
         raise TrackingError(f"the journal {folder} has version {header.get('version')!r}; this rl8x reads version 1")
-    odd = [
-        name
-        for name, kind in _HEADER.items()
-        if (name in ("spool_id", "t") or name in header) and not isinstance(header.get(name), kind)
-    ]
-    if not odd:
-        is_id = re.fullmatch(r"\w[\w.-]*", header["spool_id"])
-        odd = ["spool_id"] * (not is_id) + ["t"] * (not 0 <= header["t"] < 2**63)
+    odd = ""
+    for name, types in _HEADER.items():
+        if (name in ("spool_id", "t") or name in header) and type(header.get(name)) not in types:
+            odd = odd or f"{name}={header.get(name)!r:.80}"
+    if not odd and not (re.fullmatch(r"\w[\w.-]*", header["spool_id"]) and 0 <= header["t"] < 2**63):
+        odd = f"spool_id={header['spool_id']!r:.80} and t={header['t']!r:.80}"
     if odd:
-        found = " and ".join(f"{name}={header.get(name)!r:.80}" for name in odd)
-        raise TrackingError(f"the journal {folder} cannot be sent: its header has {found}")
+        raise TrackingError(f"the journal {folder} cannot be sent: its header has {odd}")
     return header
 
 
@@ -219,8 +219,21 @@ def parse_ack(data: bytes) -> tuple[Ack, int]:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             checksum, number, text = slot.rstrip(b"\0").split(b" ", 2)
             if int(checksum, 16) == zlib.crc32(number + b" " + text) and int(number) > newest[1]:
-                newest = Ack(**json.loads(text)), int(number)
+                newest = _checked(Ack(**json.loads(text))), int(number)
     return newest
+
+
+def _checked(ack: Ack) -> Ack:
+    """Return an acknowledgement, or raise `TypeError` where it has values of other types."""
+    default = Ack(run_id="", run_name="", ending={})
+    for name, value in asdict(ack).items():
+        kind = list if name == "lost" else type(getattr(default, name))
+        optional = name in ("run_id", "run_name", "ending") and value is None
+        if not optional and (type(value) is not kind or (isinstance(value, int) and value < 0)):
+            raise TypeError(name)
+    if ack.run_id == "":
+        raise TypeError("run_id")
+    return ack
 
 
 def read_ack(folder: Path) -> Ack:
@@ -269,8 +282,8 @@ def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
 class Rejected:
     """The file `rejected.jsonl` of a journal: a line for each entry, with the reason.
 
-    An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives: sent
-    again, it would undo it.
+    An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives, or
+    comes after it: sent again, it would undo it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -336,23 +349,25 @@ def read_rejected(path: Path) -> list[Op]:
         return []
     except OSError as error:
         entries = [{"op": "unreadable", "line": f"{REJECTED} cannot be read: {error}"}]
-    return [
-        entry
-        if isinstance(inner := entry.get("rejected"), dict) and isinstance(inner.get("op"), str)
-        else {"op": "rejected", "reason": "unreadable", "rejected": {**entry, "op": "unreadable"}}
-        for entry in entries
-    ]
+    for at, entry in enumerate(entries):
+        inner = entry.get("rejected")
+        if not isinstance(inner, dict) or not isinstance(inner.get("op"), str):
+            entries[at] = {"op": "rejected", "reason": "unreadable", "rejected": {**entry, "op": "unreadable"}}
+    return entries
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
     """List what an op sets, where another op would set it anew."""
-    kind = op["op"]
-    if kind in ("finish", "resume"):
-        return {("status", "")}
-    if kind in ("describe", "text"):
-        return {(kind, str(op.get("to")))}
-    names = op.get("tags") if kind == "tags" else None
-    return {("tag", name) for name in names} if isinstance(names, dict) else set()
+    match op["op"]:
+        case "finish" | "resume":
+            return {("status", "")}
+        case "describe":
+            return {("describe", "")}
+        case "text":
+            return {("text", str(op.get("to")))}
+        case "tags" if isinstance(op.get("tags"), dict):
+            return {("tag", name) for name in op["tags"]}
+    return set()
 
 
 def name_of(op: Op) -> str:
@@ -360,8 +375,6 @@ def name_of(op: Op) -> str:
     match op:
         case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
             return f"the metric {next(iter(metrics))!r}"
-        case {"op": "tags", "tags": {"mlflow.runName": name}}:
-            return f"the run's name {name!r:.100}"
         case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
             return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
         case {"op": "text", "to": to}:
@@ -370,8 +383,8 @@ def name_of(op: Op) -> str:
             return f"the artifact {file!r:.100}"
         case {"op": "model", "about": {"name": name}}:
             return f"the model {name!r:.100}"
-        case {"op": "open", "experiment": experiment}:
-            return f"the experiment {experiment!r:.100}"
+        case {"op": "open", "experiment": experiment, "run_name": name}:
+            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
     return f"an entry of the kind {op['op']!r:.100}"
 
 
@@ -398,11 +411,14 @@ class SendingJournal:
         place = Path(f"/proc/self/fd/{self._fds[1]}")
         self.place = place if place.is_dir() else folder  # wherever the folder is moved
         self.rejected = Rejected(self.place)
-        offset = self.ack.offset
-        # An offset without a line: a power cut, or an edited file. Sending all again adds nothing.
+        generation = self.header.get("generation", 0)
+        offset = self.ack.offset if self.ack.generation == generation else 0
+        # Another generation: killed between the two steps of compacting. An offset without a line: a power cut, or an
+        # edited file. Sending all again adds nothing.
         if offset > self.end or whole_lines(self._fd, offset) != offset:
             offset = 0
-        self.acknowledge(offset, rejected=len(self.rejected), outage="", tried=False)
+        rejected = len(self.rejected)
+        self.acknowledge(offset, generation=generation, rejected=rejected, outage="", tried=False)
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> SendingJournal | None:
@@ -483,21 +499,55 @@ def is_sent(folder: Path) -> bool:
     ack = read_ack(folder)
     with contextlib.suppress(OSError, TrackingError):
         size = (folder / JOURNAL).lstat().st_size
-        # An offset beyond it is of a longer file, before a power cut took its end: what came since is not sent.
-        return ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        # An offset beyond it is of a longer file, before it was compact or a power cut: what came since is not sent.
+        is_whole = ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
+        return is_whole and read_header(folder).get("generation", 0) == ack.generation
     return False
 
 
 def conclude(folder: Path) -> None:
-    """Remove a journal that has been sent and is locked, unless its run has checkpoints, from which it may go on."""
+    """Remove a journal that has been sent and is locked; keep its rows alone where its run has checkpoints."""
     with contextlib.suppress(OSError, TrackingError):
-        checkpoints = {str(folder.absolute().parents[1] / "checkpoints" / folder.name)}
+        header = read_header(folder)
+        checkpoints, is_compact = header.get("checkpoints"), True
         with os.fdopen(open_regular(folder / JOURNAL), "rb") as file:
+            file.readline()
             for line in file:
+                is_compact = is_compact and line.startswith(_KEPT)
                 if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
-                    checkpoints.add(str(decode(line).get("tags", {}).get(CHECKPOINTS_TAG)))
-        if not any(map(os.path.isdir, checkpoints)):
+                    checkpoints = decode(line).get("tags", {}).get(CHECKPOINTS_TAG, checkpoints)
+        # Their path may be one from the journal's folder.
+        if not (isinstance(checkpoints, str) and (Path(os.path.realpath(folder)) / checkpoints).is_dir()):
             remove(folder)
+        elif not is_compact:
+            if os.path.isabs(checkpoints):
+                checkpoints = os.path.relpath(checkpoints, os.path.realpath(folder))
+            generation = header.get("generation", 0) + 1
+            _compact(folder, {**header, "generation": generation, "checkpoints": checkpoints})
+
+
+def _compact(folder: Path, header: Op) -> None:
+    """Write a journal anew with a header and its rows; killed in between, all of them are sent again, in vain."""
+    journal = SendingJournal.open(folder, 5.0)
+    if journal is None:
+        return
+    try:
+        beside = folder / f"{JOURNAL}.new"
+        with (
+            os.fdopen(open_regular(folder / JOURNAL), "rb") as whole,
+            os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+        ):
+            file.write(encode(header))
+            file.writelines(line for line in whole if line.startswith(_KEPT))  # which may be many: none is kept here
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(beside, folder / JOURNAL)
+        sync_folder(folder)
+        journal.acknowledge(size, generation=header["generation"])
+        shutil.rmtree(folder / FILES, ignore_errors=True)
+    finally:
+        journal.close()
 
 
 def remove(folder: Path) -> None:

@@ -78,6 +78,7 @@ class FileLock:
         pid = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             pid = self.path.read_text().strip()
+        pid = pid or next(filter(None, map(_holder, self._opened)), "")
         return "another process" if not pid else "this process" if pid == str(os.getpid()) else f"process {pid}"
 
     def release(self) -> None:
@@ -157,6 +158,18 @@ def was_left(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return (folder / LOCK).stat().st_size > 0 and not is_locked(folder)
     return False
+
+
+def _holder(path: Path) -> str:
+    """Return the number of the process that holds a lock, as Linux tells it; else nothing."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        named = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5] == named:
+                return words[4]
+    return ""
 
 
 def _lock(fd: int, kind: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import time
@@ -33,7 +34,7 @@ from rl8x.tracking.protocol import (
     metric_step,
     metric_value,
 )
-from rl8x.tracking.repeats import Repeats
+from rl8x.tracking.repeats import JournalRepeats
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, find_journal, has_run, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.shipping import OpenRun
@@ -112,7 +113,7 @@ class MLflowTracker:
         self._journal: Journal | None = None  # of the last run
         self._run: OpenRun | None = None  # while a run goes on
         self._outage = ""
-        self._repeats: Repeats | None = None  # while rows may come again
+        self._repeats: JournalRepeats | None = None  # while rows may come again
         self._by_server = False  # where the store alone knows which
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._names = _name_tables({})
@@ -158,7 +159,8 @@ class MLflowTracker:
         return Whereabouts(self._location, self._journal, self._outage)
 
     def check(self) -> None:
-        """Raise `TrackingError` where the store cannot be written; touches nothing."""
+        """Raise `TrackingError` where MLflow is not installed or the store cannot be written; touches nothing."""
+        _check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
@@ -186,6 +188,7 @@ class MLflowTracker:
         """
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
+        _check_installed()
         self._pid = os.getpid()
         self._outage = ""
         if resume is None or self.names_before:
@@ -221,6 +224,7 @@ class MLflowTracker:
             outage_timeout_s=self.outage_timeout_s,
             timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
+            fresh=resume is None,
             sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )
         if self.thinning is not None:
@@ -238,11 +242,7 @@ class MLflowTracker:
         journal = self._reopened(resume)
         own = self._location if going_on else None  # whatever the user has chosen since
         if journal is not None:
-            try:
-                return journal, own or self._location_of(journal)
-            except TrackingError:
-                journal.close()
-                raise
+            return journal, own or self._location_of(journal)
         # It was sent and removed.
         location = own or locate(self.tracking_uri)
         if going_on and self._journal is not None:
@@ -301,12 +301,16 @@ class MLflowTracker:
     def _location_of(self, journal: Journal) -> Location:
         """Find the store for a journal that is there: the one that the user chose, else the one it was made for."""
         chosen = self.tracking_uri or user_tracking_uri()
-        if chosen is not None:
-            return locate(chosen)
-        location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
-        if not is_users_own(location, journal.folder):
-            shown = location.shown
-            raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
+        try:
+            if chosen is not None:
+                return locate(chosen)
+            location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+            if not is_users_own(location, journal.folder):
+                shown = location.shown
+                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
+        except TrackingError:
+            journal.close()
+            raise
         return location
 
     @property
@@ -320,17 +324,21 @@ class MLflowTracker:
         run = self._own_run
         if run is None:
             return
-        if self.thinning is not None:  # what was held back, as far as the limits allow, and the file of all rows
-            for step, time_ms, points in self.thinning.rest():
-                self._log_row(step, time_ms, points)
-            if self.thinning.path.exists():
-                self.log_artifact(self.thinning.path)
+        self._send_thinned()
         self._run = None
         run.end(status, self._now())
         try:
             run.finish()
         finally:
             self._outage = run.outage
+
+    def _send_thinned(self) -> None:
+        """Send what was held back, as far as the limits allow, and the file of all rows."""
+        if self.thinning is not None:
+            for step, time_ms, points in self.thinning.rest():
+                self._log_row(step, time_ms, points)
+            if self.thinning.path.exists():
+                self.log_artifact(self.thinning.path)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
@@ -447,13 +455,15 @@ class MLflowTracker:
         file = self._kept(Path(path))
         if file is None:
             return
-        finite = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
+        key = f"{self._running().header['spool_id']}/{file.split('/')[1]}"
         about = model_about(
             description,
-            key=f"{self._running().header['spool_id']}/{file.split('/')[1]}",
+            key=key,
             name=name,
             step=metric_step(step),
-            metrics=dict(self._names["metric"].legal(finite)),
+            metrics=self._names["metric"].legal(
+                {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
+            ),
             register=register,
             alias=alias,
         )
@@ -502,6 +512,11 @@ class MLflowTracker:
         """Return milliseconds since 1970, always more than before: of one step and time MLflow keeps a value once."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,7 @@
-"""The `Tracker` protocol, all that the trainer asks of a tracker, and the trackers that need no MLflow.
+"""The `Tracker` protocol, all that the trainer asks of a tracker, with its errors, names, values and steps.
 
-Names, values and steps are checked where they are logged: one bad name spoils a whole request.
+Names, values and steps are checked where they are logged: one bad name spoils a whole request. Beside it the trackers
+that keep nothing, and that keep a run in lists, for scripts that want the numbers and for tests.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rl8x.output import described
-from rl8x.tracking.repeats import LoggedRow, Repeats
+from rl8x.tracking.repeats import JournalRepeats, LoggedRow
 from rl8x.tracking.secrets import logger
 
-_log = logger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARENT_TAG: Final = "mlflow.parentRunId"
 _TABLES_TAG: Final = "mlflow.loggedArtifacts"
@@ -41,7 +41,11 @@ class StoreRefusedError(Exception):
     """The store answered and will never take this call."""
 
 
-class RunMissingError(StoreDownError):
+class RunGoneError(StoreDownError):
+    """The run is deleted or not there; it may be restored."""
+
+
+class RunMissingError(RunGoneError):
     """The store never had the run, or no longer has it."""
 
 
@@ -95,7 +99,8 @@ class Tracker(Protocol):
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
             resume: `resume_handle` of the run to go on with.
-            repeats: Whether rows may repeat some that the run has, as after a kill, which are not logged twice then.
+            repeats: Whether rows may repeat some that the run has, as after a kill; these are then not logged twice.
+                False if the process that logged them continues: all rows are new.
             keeps_status: Whether the run is over and something is added to it, so that its status stays as it is.
         """
 
@@ -210,6 +215,7 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
     tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})
 
 
+_log = logger(__name__)
 _ValueT = TypeVar("_ValueT")
 
 MAX_NAME_LENGTH = 250
@@ -356,7 +362,7 @@ class MemoryTracker:
         self.artifacts: list[str] = []
         self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
-        self._repeats: Repeats | None = None  # of the rows that were there at a resume
+        self._repeats: JournalRepeats | None = None  # of the rows that were there at a resume
         self._num_known = 0
         self._open = self._keeps_status = False
 
@@ -382,7 +388,7 @@ class MemoryTracker:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
             known: list[LoggedRow] = [(row.step, 0, row.metrics) for row in self.rows]
-            self._repeats, self._num_known = Repeats(1, known.copy), len(known)
+            self._repeats, self._num_known = JournalRepeats(1, known.copy), len(known)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"
@@ -437,7 +443,7 @@ class MemoryTracker:
             path: Its file, which is not kept.
             description: What it is.
             name: What it is called.
-            about: What else is said of it, such as `step`.
+            about: What else is said of it, such as `step` and `metrics`.
         """
         self.models[name] = {**description, **about}
 

@@ -1,8 +1,8 @@
 """Rows that come again after a resume, and points that a run has left behind.
 
 A run that goes on from a checkpoint repeats the rows that came after it. Those that it had are not logged twice: the
-process that appends to the journal knows them from there, and where the journal is not, as on another machine, the
-process that sends knows them from the server.
+process that appends to the journal knows them from there (`JournalRepeats`), and where the journal is not, as on
+another machine, the process that sends knows them from the server (`ServerRepeats`).
 
 Where a row has other values than it had at its step, the run has come to another course: all points from that step on
 that came before the resume no longer count. MLflow's client deletes no point, so a tag of the run says which ones they
@@ -16,7 +16,7 @@ import datetime
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 LEFT_TAG: Final = "rl8x.left_behind"
@@ -71,20 +71,19 @@ def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
     return {LEFT_TAG: json.dumps(left[-_MOST:])}
 
 
+def are_of_one_course(name: str, value: float, other: float) -> bool:
+    """Whether two values of a metric at one step can be of the same course, which goes on to the same bits."""
+    alike = value == other or (math.isnan(value) and math.isnan(other))
+    # MLflow's databases keep infinities as the largest numbers.
+    return not name.startswith(_TELLING) or alike or min(abs(value), abs(other)) >= sys.float_info.max
+
+
 class Repeats:
-    """Points that a run had when it was resumed, each once, against the rows that come now.
+    """Points that a run had when it was resumed, each once, against the rows that come now."""
 
-    They are read by `rows`, from the first step on that comes again. `since` is when the run was resumed; without it
-    rows are of the course that the run is on.
-    """
-
-    def __init__(
-        self, since: int | None, rows: Callable[[], Iterable[LoggedRow]], left: LeftBehind | None = None
-    ) -> None:
-        self.since, self.left = since, left
-        self._rows = rows
-        self._first: float = math.inf
-        self._known: dict[int, dict[str, list[float]]] = {}
+    def __init__(self, since: int | None) -> None:
+        self.since = since
+        self.left: LeftBehind | None = None
         # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
         self._repeated: list[LoggedRow] = []
 
@@ -93,23 +92,39 @@ class Repeats:
         step, time_ms, values = row
         if self.left is not None and step >= self.left.step:
             return [row]
-        self._read_from(step)
-        at_step = self._known.get(step, {})
-        known = {name: at_step[name] for name in values if at_step.get(name)}
-        same = {name: [old for old in known[name] if _is_of_course(name, values[name], old)] for name in known}
-        if self.since is not None and not all(same.values()):
+        known = self._known_at(step, values)
+        same = {
+            name: [old for old in olds if are_of_one_course(name, values[name], old)] for name, olds in known.items()
+        }
+        if self.since is not None and any(olds and not same[name] for name, olds in known.items()):
             self.left = LeftBehind(step, self.since)
-            return [*(other for other in self._repeated if other[0] >= step), row]
-        if not known:
-            return [row]
-        for name in known:
+            owed = [other for other in self._repeated if other[0] >= step]
+            return [*owed, row]
+        again = {name for name, olds in known.items() if olds}
+        for name in again:
             known[name].remove((same[name] or known[name])[0])
-        repeated = {name: values[name] for name in known}
+        if not again:
+            return [row]
+        repeated = {name: value for name, value in values.items() if name in again}
         self._repeated = [*(other for other in self._repeated if other[0] == step), (step, time_ms, repeated)]
-        new = {name: value for name, value in values.items() if name not in known}
+        new = {name: value for name, value in values.items() if name not in again}
         return [(step, time_ms, new)] if new else []
 
-    def _read_from(self, step: int) -> None:
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
+        """Return what the run had of a row's metrics at its step, and has not come again; lists are taken from."""
+        raise NotImplementedError
+
+
+class JournalRepeats(Repeats):
+    """Repeats by the rows of the run's journal, which are read from the first step on that comes again."""
+
+    def __init__(self, since: int, rows: Callable[[], Iterable[LoggedRow]]) -> None:
+        super().__init__(since)
+        self._rows = rows
+        self._first: float = math.inf
+        self._known: dict[int, dict[str, list[float]]] = {}
+
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
         if step < self._first:
             before, self._first = self._first, step
             for at, _, row in self._rows():
@@ -117,20 +132,42 @@ class Repeats:
                     known = self._known.setdefault(at, {})
                     for name, value in row.items():
                         known.setdefault(name, []).append(value)
+        known = self._known.get(step, {})
+        return {name: known[name] for name in values if name in known}
 
 
-def _is_of_course(name: str, value: float, other: float) -> bool:
-    """Whether two values of a metric at one step can be of the same course, which goes on to the same bits."""
-    alike = value == other or (math.isnan(value) and math.isnan(other))
-    # MLflow's databases keep infinities as the largest numbers.
-    return not name.startswith(_TELLING) or alike or min(abs(value), abs(other)) >= sys.float_info.max
+class ServerRepeats(Repeats):
+    """Repeats by each metric's last step on the server, and the histories of metrics that tell a course."""
 
+    def __init__(
+        self,
+        since: int | None,
+        last: Mapping[str, int],
+        history: Callable[[str], Iterable[Point]],
+        tags: Mapping[str, str],
+    ) -> None:
+        super().__init__(since)
+        self._last = last
+        self._history = history
+        self._before = left_behind(tags)
+        self.left = next((left for left in self._before if left.before == since), None)
+        self._histories: dict[str, dict[int, list[float]]] = {}
 
-def counting(rows: Iterable[LoggedRow], left: Sequence[LeftBehind]) -> Iterator[LoggedRow]:
-    """Yield rows without the points that were left behind."""
-    for step, time_ms, row in rows:
-        kept = {name: value for name, value in row.items() if not any(each.has(name, step, time_ms) for each in left)}
-        yield step, time_ms, kept
+    def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
+        maybe = [name for name in values if step <= self._last.get(name, step - 1)]
+        telling = {name: self._read(name).get(step, []) for name in maybe if name.startswith(_TELLING)}
+        if telling and not any(telling.values()):
+            return {}  # a further evaluation at a step that the server has
+        return {name: telling.get(name, [values[name]]) for name in maybe}
+
+    def _read(self, name: str) -> dict[int, list[float]]:
+        if name not in self._histories:
+            steps = self._histories[name] = {}
+            for point in self._history(name):
+                is_left = any(left.has(name, point.step, point.timestamp) for left in self._before)
+                if not is_left and (self.since is None or point.timestamp < self.since):
+                    steps.setdefault(point.step, []).append(point.value)
+        return self._histories[name]
 
 
 def read_rows(ops: Iterable[Mapping[str, Any]]) -> list[LoggedRow]:
@@ -144,4 +181,10 @@ def read_rows(ops: Iterable[Mapping[str, Any]]) -> list[LoggedRow]:
                 rows.append((int(op["s"]), int(op["t"]), {str(name): float(op["m"][name]) for name in op["m"]}))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
-    return list(counting(rows, left)) if left else rows
+    if not left:
+        return rows
+    kept = []
+    for step, time_ms, row in rows:
+        counts = {name: v for name, v in row.items() if not any(each.has(name, step, time_ms) for each in left)}
+        kept.append((step, time_ms, counts))
+    return kept

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from rl8x.disk import replace_synced
 from rl8x.tracking.artifacts import checked_copy, kept_path
-from rl8x.tracking.journal import LOST_ROWS_TAG, NAME_TAG, Op, SendingJournal
+from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -28,20 +30,21 @@ from rl8x.tracking.protocol import (
     legal_name,
     metric_step,
 )
-from rl8x.tracking.repeats import NOT_OF_A_COURSE, LeftBehind, LoggedRow, Point, Repeats, counting, left_behind
+from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, left_behind
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
+NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
-STATUS_TAG = "rl8x.status"
-RESUMED_TAG = "rl8x.resumed_from"
-WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
-TRIES = 3
 _WITH_FILE = ("artifact", "model")
 _MOST_TOLD = 5  # times that a run went back, in its description
 _MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
+TRIES = 3
 _FULL = "database or disk is full|could not extend file"  # sqlite and PostgreSQL
+STATUS_TAG = "rl8x.status"
+RESUMED_TAG = "rl8x.resumed_from"
+WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
 # An entry that is not as it should be raises these in our own code, today and tomorrow.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ItemT = TypeVar("_ItemT")
@@ -68,19 +71,21 @@ class Sender:
         store: MLflowStore,
         *,
         new_tags: Callable[[], Mapping[str, str]] = dict,
+        fresh: bool = False,
         late: bool = False,
         is_default: bool = False,
     ) -> None:
-        """Take what makes the tags of a new run, whether it may have gone on elsewhere, and is in the default store."""
+        """Take what is known: tags of a new run, whether it cannot be there yet, or may have gone on elsewhere."""
         self.journal, self.store = journal, store
         self.is_over = self.is_resumed = False  # by another process
         self.owned = bool(journal.header.get("owns", True))  # rl8x began it, and not the user
         self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self.num_rows = 0
-        self._new_tags, self._late, self._is_default = new_tags, late, is_default
+        self._new_tags, self._fresh, self._late, self._is_default = new_tags, fresh, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
-        self._repeats: Repeats | None = None  # where rows may come again, and the server alone knows which
+        self._start_time: int | None = None
+        self._repeats: ServerRepeats | None = None
         self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
         self._left: LeftBehind | None = None  # what the run has been said to have left behind
         self._failures = 0  # how often in a row the entry that is next failed while the store worked
@@ -90,11 +95,6 @@ class Sender:
         """The ID of the run, once there is one."""
         assert self.journal.ack.run_id is not None
         return self.journal.ack.run_id
-
-    def _tags(self) -> dict[str, str]:
-        return self.store.tags(self.run_id)
-
-    # -- the run
 
     def ensure(self) -> None:
         """Find or make the run, and look up once what became of it since the journal was written."""
@@ -106,7 +106,8 @@ class Sender:
                 self.store.check_run(run_id)
             self.journal.acknowledge(run_id=run_id, attempted=False)
         if self._late:
-            self.is_resumed = self._tags().get(WRITER_TAG) not in (None, self.journal.header.get("writer"))
+            writer = self.store.tags(self.run_id).get(WRITER_TAG)
+            self.is_resumed = writer not in (None, self.journal.header.get("writer"))
             if self.owned:
                 status, end_time = self.store.status(self.run_id)
                 self.is_over = status in STATUSES and (end_time is None or end_time >= self.journal.last_time())
@@ -117,67 +118,70 @@ class Sender:
                 name, is_free = self.store.run_name(self.run_id)
                 kept = name if len(name) <= MAX_NAME_LENGTH else ""  # more than a slot of `ack.json` has room for
                 self.journal.acknowledge(run_name=kept, name_is_free=is_free)
-        since = self.journal.ack.resumed
-        if self._repeats is None and (since or self.is_over or self.is_resumed):
-            self._compare_with_server(since or None)
 
     def _find_or_create(self) -> str:
-        """Find or make the run; of one that was asked for before, the answer may have been lost."""
-        header, was_asked_for = self.journal.header, self.journal.ack.attempted
+        """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
+        header = self.journal.header
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
-        found = self.store.find_runs(spec.spool_id)
-        if not found:
+        may_exist = self.journal.ack.attempted or not self._fresh
+        run_ids = self.store.find_runs(spec.spool_id) if may_exist else []
+        if run_ids:
+            run_id = run_ids[0]
+        else:
             self.journal.acknowledge(attempted=True)
-        run_id = found[0] if found else self._create(spec)
-        if was_asked_for:  # a create that seemed lost may have made an empty run
+            run_id = self._create(spec)
+        if may_exist:  # a create that seemed lost may have made an empty run
             for other in self.store.find_runs(spec.spool_id):
-                if other != run_id and not self.store.metric_names(other):
+                if other != run_id and not self.store.last_steps(other):
                     self.store.delete_run(other)
         return run_id
 
     def _create(self, spec: NewRun) -> str:
         """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
-        default = spec._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
-        refused = StoreRefusedError()
-        for candidate in (spec, spec._replace(run_name=None), default, default._replace(run_name=None)):
+        unnamed = spec._replace(run_name=None)
+        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
+        refused: StoreRefusedError | None = None
+        for candidate in (each for each in (spec, unnamed, plain) for _ in range(TRIES)):
             try:
                 run_id = self.store.create_run(candidate, self._new_tags())
             except StoreRefusedError as error:
-                refused = error
+                refused = refused or error
                 continue
-            if candidate.experiment != spec.experiment or candidate.experiment_id != spec.experiment_id:
-                self._set_aside({"op": "open", "experiment": spec.experiment}, refused)
-            if candidate.run_name != spec.run_name:
-                self._set_aside({"op": "tags", "tags": {NAME_TAG: spec.run_name}}, refused)
+            if refused is not None:
+                experiment = spec.experiment if candidate == plain else None
+                self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
             return run_id
         raise StoreDownError(str(refused))
 
     def begin_anew_where_gone(self) -> None:
         """Send all rows again to a store that does not have the run, such as a database in place of a deleted one."""
-        if self.journal.ack.run_id is None:
+        ack = self.journal.ack
+        if ack.run_id is None:
             return
         try:
-            self.store.check_run(self.run_id)
+            self.store.check_run(ack.run_id)
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
-            if self.journal.header.get("run_id"):
+            if ack.generation or self.journal.header.get("run_id"):
                 raise
-            flags = dict.fromkeys(("name_is_free", "attempted", "finished"), False)
-            self.journal.acknowledge(0, run_id=None, run_name=None, resumed=0, **flags)
+            flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
+            self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
 
-    def end_killed(self) -> None:
-        """End the run of a process that was killed, of which all has been sent."""
-        ending = self.journal.ack.ending
-        if ending is not None:  # which the disk did not take
-            self._note_lost_rows()
-            self._apply_finish(ending)
-        elif not self.journal.ack.finished:
-            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
-            if not ended:  # by another process
-                self._finish("KILLED", self.journal.last_time())
-        self.journal.acknowledge(finished=True, ending=None)
+    def _set_aside(self, op: Op, error: Exception) -> None:
+        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
+        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
+
+    def _check(self) -> None:
+        """Raise unless the run is there and active."""
+        self.store.check_run(self.run_id)
+
+    def _check_writes(self) -> None:
+        """Write what is there already, by the same kind of request as metrics, params and tags."""
+        self._check()
+        spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
+        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
     def _finish(self, status: str, end_time: int) -> None:
         """Set the final status; of a run that the user started, only a tag."""
@@ -186,18 +190,15 @@ class Sender:
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
-    def _note_lost_rows(self) -> None:
-        ending = self.journal.ack.ending
-        if ending is not None and ending.get("lost_rows"):
-            self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
-
-    # -- the journal, in order
+    def _tags(self) -> Mapping[str, str]:
+        return self.store.tags(self.run_id)
 
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
         try:
             self._aside = []
             self.ensure()
+            self._repeats = self._repeats_now()
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
@@ -238,6 +239,23 @@ class Sender:
                 break
         self._retry()
 
+    def end_killed(self) -> None:
+        """End the run of a process that was killed, of which all has been sent."""
+        ending = self.journal.ack.ending
+        if ending is not None:  # which the disk did not take
+            self._note_lost_rows()
+            self._apply_finish(ending)
+        elif not self.journal.ack.finished:
+            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            if not ended:  # in another process
+                self._finish("KILLED", self.journal.last_time())
+        self.journal.acknowledge(finished=True, ending=None)
+
+    def _note_lost_rows(self) -> None:
+        ending = self.journal.ack.ending
+        if ending is not None and ending.get("lost_rows"):
+            self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
+
     def _retry(self) -> None:
         """Try once more what was set aside, and keep what is refused again."""
         ops = self.journal.rejected.entries
@@ -249,6 +267,8 @@ class Sender:
         for op in ops:
             if op["op"] == "m":
                 points += [point for point in self._parsed(op) if not self._is_there(point)]
+            elif op["op"] == "open":
+                self._attempt(op, functools.partial(self._rename, op))
             else:
                 self._apply(op)
         self._log_points(points)
@@ -264,19 +284,6 @@ class Sender:
             if op["op"] in _WITH_FILE and not any(other is op for other in aside):
                 shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
-    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
-        """Acknowledge what has arrived or was set aside."""
-        self._write_aside()
-        self._failures = 0
-        self._compared.clear()
-        self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
-
-    # -- entries that are not taken
-
-    def _set_aside(self, op: Op, error: Exception) -> None:
-        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
-        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
-
     def _write_aside(self) -> None:
         if self._aside:
             for op, reason in self._aside:
@@ -284,26 +291,33 @@ class Sender:
             self.journal.note_rejected()
             self._aside = []
 
-    def _check_writes(self) -> None:
-        """Write what is there already, by the same kind of request as metrics, params and tags."""
-        self.store.check_run(self.run_id)
-        spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
-        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
+    def _done(self, offset: int | None, number: int, **changes: Any) -> None:
+        self._write_aside()
+        self._failures = 0
+        self._compared.clear()
+        self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
+
+    def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
+        """Make the calls of an op, which is set aside where they alone fail."""
+        self._send([op], lambda _: call(), lambda op: op, check or self._check_writes)
+
+    def _send_parts(
+        self,
+        items: Sequence[_ItemT],
+        size: int,
+        call: Callable[[Sequence[_ItemT]], None],
+        op_of: Callable[[_ItemT], Op],
+    ) -> None:
+        """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
+        for begin in range(0, len(items), size):
+            self._send(items[begin : begin + size], call, op_of, self._check_writes)
 
     def _send(
         self,
         items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], object],
-        *,
-        size: int = 1,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        """Send ops or points, at most `size` in a call; those that are not taken are set aside."""
-        for begin in range(0, len(items), size):
-            self._send_batch(items[begin : begin + size], call, check or self._check_writes)
-
-    def _send_batch(
-        self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], check: Callable[[], None]
+        call: Callable[[Sequence[_ItemT]], None],
+        op_of: Callable[[_ItemT], Op],
+        check: Callable[[], None],
     ) -> None:
         """Make a call with some items, and set aside those at fault where it fails although the store works.
 
@@ -329,16 +343,72 @@ class Sender:
             if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
                 raise NotNowError(in_words(error), of_entry=True) from error
         if len(items) == 1:
-            item: Any = items[0]
-            is_point = isinstance(item, Point)
-            op = {"op": "m", "t": item.timestamp, "s": item.step, "m": {item.name: item.value}} if is_point else item
-            self._set_aside(op, error)
+            self._set_aside(op_of(items[0]), error)
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            self._send_batch(part, call, check)
+            self._send(part, call, op_of, check)
 
-    # -- rows
+    def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
+        """Send the points of rows, and note that they have arrived."""
+        if rows:
+            self._log_points([point for points, _, _ in rows for point in points])
+            self._done(*rows[-1][1:])
+            self.num_rows += len(rows)
+            rows.clear()
+
+    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
+        """Return those points of a row that the server did not have when the run was resumed.
+
+        A row is compared once, also where it is sent several times: each that the server has stands for one.
+        """
+        points, repeats = self._parsed(op), self._repeats
+        if not points or repeats is None:
+            return points
+
+        def compare() -> None:
+            if at not in self._compared:
+                row = {point.name: point.value for point in points}
+                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
+            if repeats.left is not None and repeats.left != self._left:
+                self._leave_behind(repeats.left.step, repeats.left.before)
+                self._left = repeats.left
+
+        self._attempt(op, compare)
+        rows = self._compared.get(at, [])
+        return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
+
+    def _is_there(self, point: Point) -> bool:
+        """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
+        if not (self.is_over or self.is_resumed):
+            return False
+        return any(Point(*other).step == point.step for other in self.store.points(self.run_id, point.name))
+
+    def _repeats_now(self) -> ServerRepeats | None:
+        """Return what knows the points that may come again, where the server alone knows them."""
+        if self._repeats is not None or not (self.journal.ack.resumed or self.is_over or self.is_resumed):
+            return self._repeats
+        since, last = None, None
+        if self.journal.ack.resumed:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                known = json.loads((self.journal.place / KNOWN).read_bytes())
+                since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
+        return self._new_repeats(since, self.store.last_steps(self.run_id) if last is None else last)
+
+    def _new_repeats(self, since: int | None, last: Mapping[str, int]) -> ServerRepeats:
+        run_id = self.run_id
+
+        def history(name: str) -> list[Point]:
+            return [Point(*values) for values in self.store.points(run_id, name)]
+
+        repeats = ServerRepeats(since, last, history, self._tags())
+        self._left = repeats.left
+        return repeats
+
+    def _leave_behind(self, step: int, before: int) -> None:
+        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
+        sentence = self.store.leave_behind(self.run_id, step, before)
+        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is not a point in it is set aside."""
@@ -355,73 +425,24 @@ class Sender:
                 self._set_aside({**op, "m": {name: value}}, error)
         return points
 
-    def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
-        """Send the points of rows, and note that they have arrived."""
-        if rows:
-            self._log_points([point for points, _, _ in rows for point in points])
-            self._done(*rows[-1][1:])
-            self.num_rows += len(rows)
-            rows.clear()
-
-    def _log_points(self, points: Sequence[Point]) -> None:
-        self._send(points, lambda batch: self.store.log_points(self.run_id, batch), size=self.store.most_points)
-
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
-        began = self.store.start_time(self.run_id) if self.samples else 0
-        for _ in range(len(self.samples)):  # and not those that come meanwhile, maybe faster than they are sent
+        while self.samples:
+            if self._start_time is None:
+                self._start_time = self.store.start_time(self.run_id)
             time, row = self.samples[0]
-            self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
+            step = max(0, time - self._start_time) // 1000
+            self._log_points([Point(name, value, time, step) for name, value in row.items()])
             self._write_aside()
             self.samples.popleft()
 
-    def _compare_with_server(self, since: int | None) -> None:
-        """Compare rows from now on with the points that the server has, older than `since` if that is given."""
-        run_id, before = self.run_id, left_behind(self._tags())
-        history = functools.cache(lambda name: self.store.points(run_id, name))  # of a slow server each once
-
-        def rows() -> Iterator[LoggedRow]:
-            for name in self.store.metric_names(run_id):
-                for _, value, time, step in [] if name.startswith(NOT_OF_A_COURSE) else history(name):
-                    if since is None or time < since:
-                        yield step, time, {name: value}
-
-        self._left = next((left for left in before if left.before == since), None)
-        self._repeats = Repeats(since, lambda: counting(rows(), before), self._left)
-
-    def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
-        """Return those points of a row that the server did not have when the run was resumed.
-
-        A row is compared once, also where it is sent several times: each that the server has stands for one.
-        """
-        points, repeats = self._parsed(op), self._repeats
-        if not points or repeats is None:
-            return points
-
-        def compare() -> None:
-            if at not in self._compared:
-                row = {point.name: point.value for point in points}
-                self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
-            if repeats.left is not None and repeats.left != self._left:
-                self._leave_behind(repeats.left)
-                self._left = repeats.left
-
-        self._send([op], lambda _: compare())
-        rows = self._compared.get(at, [])
-        return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
-
-    def _is_there(self, point: Point) -> bool:
-        """Whether a process that has gone on with the run has logged a point that was set aside here."""
-        if self._repeats is None:
-            return False
-        return any(step == point.step for _, _, _, step in self.store.points(self.run_id, point.name))
-
-    def _leave_behind(self, left: LeftBehind) -> None:
-        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
-        sentence = self.store.leave_behind(self.run_id, left.step, left.before)
-        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
-
-    # -- other entries
+    def _log_points(self, points: Sequence[Point]) -> None:
+        self._send_parts(
+            points,
+            self.store.most_points,
+            lambda batch: self.store.log_points(self.run_id, batch),
+            lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
+        )
 
     def _apply(self, op: Op) -> dict[str, Any]:
         """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
@@ -431,15 +452,18 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        is_file = op["op"] in ("text", "curves", *_WITH_FILE)
-        check = functools.partial(self.store.check_run, self.run_id) if is_file else None
-        self._send([op], lambda _: changes.update(handler(op) or {}), check=check)
+        check = self._check if op["op"] in ("text", "curves", *_WITH_FILE) else None
+        self._attempt(op, lambda: changes.update(handler(op) or {}), check)
         return changes
 
-    def _apply_open(self, op: Op) -> None:
-        """Do nothing, as the run that the header describes has been made; see `_create`."""
-        if "version" not in op:
+    def _rename(self, op: Op) -> None:
+        """Give the run the name that was refused when it was made."""
+        if op.get("experiment") is not None:
             raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
+        self.store.set_tags(self.run_id, {NAME_TAG: op["run_name"]})
+
+    def _apply_open(self, op: Op) -> None:
+        """Do nothing: the run that the header describes has been made."""
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run_id)
@@ -454,27 +478,28 @@ class Sender:
             # MLflow raises on a changed value; a resumed run may well have one, or be back at the first one.
             elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
                 changed[tag] = value
-        self._send_texts("params", op["params"], new, self.store.log_params)
+        self._send_parts(
+            list(new),
+            MAX_PARAMS,
+            lambda names: self.store.log_params(self.run_id, {name: new[name] for name in names}),
+            lambda name: {"op": "params", "params": {name: op["params"][name]}},
+        )
         self._apply_tags({"op": "tags", "tags": changed})
         for text in texts:
             self._apply(text)
 
-    def _send_texts(
-        self, kind: str, given: Mapping[str, Any], texts: Mapping[str, str], call: Callable[[str, dict[str, str]], None]
-    ) -> None:
-        """Send params or tags; one that is not taken is set aside as it was given."""
-        self._send(
-            [{"op": kind, kind: {name: given[name]}} for name in texts],
-            lambda ops: call(self.run_id, {name: texts[name] for op in ops for name in op[kind]}),
-            size=MAX_PARAMS,
-        )
-
     def _apply_tags(self, op: Op) -> None:
         present = self._tags() if self.is_over else {}
         tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
-        self._send_texts("tags", op["tags"], tags, self.store.set_tags)
+        self._send_parts(
+            list(tags),
+            MAX_PARAMS,
+            lambda names: self.store.set_tags(self.run_id, {name: tags[name] for name in names}),
+            lambda name: {"op": "tags", "tags": {name: op["tags"][name]}},
+        )
 
     def _apply_describe(self, op: Op) -> None:
+        """Renew the description, unless what is there is not what was last written here."""
         if not self.is_over:
             left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
             text, folder = op["text"], op.get("folder")
@@ -484,11 +509,11 @@ class Sender:
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""
-        tags = self._tags()
-        present = tags.get(NOTE_TAG, "")
-        if not present or digest(present) == tags.get(NOTE_DIGEST_TAG):
-            text = text_after(present)[:MAX_TAG_LENGTH]
-            self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
+        present = self._tags()
+        if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
+            return
+        text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
@@ -507,19 +532,22 @@ class Sender:
         self.store.log_model(self.run_id, checked_copy(self.journal.place, op["file"]), op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
-        repeats, keeps_status, since = bool(op["repeats"]), bool(op["keeps_status"]), self.journal.ack.resumed
+        repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
         self._note_lost_rows()  # of the process before, which the disk did not take
         if repeats:
-            since = metric_step(op["t"], "time")
-            self._compare_with_server(since)
+            # Noted before the first row is compared, as what is sent from here on is on the server too.
+            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run_id)
+            with contextlib.suppress(OSError):
+                replace_synced(self.journal.place / KNOWN, json.dumps({"since": since, "last": last}).encode())
+            self._repeats = self._new_repeats(since, last)
         if "writer" in self.journal.header and not self.is_over:
             self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.owned and not keeps_status and not self.is_over:
-            self._send([op], lambda _: self.store.set_status(self.run_id, "RUNNING", None))
-        return {"resumed": since, "finished": keeps_status, "ending": None}
+            self._attempt(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
+        return {"resumed": repeats or self.journal.ack.resumed, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
-        self._leave_behind(LeftBehind(metric_step(op["s"]), metric_step(op["t"], "time")))
+        self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
@@ -527,5 +555,5 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             check_status(status)
             if not self.is_over:  # where only this fails, the journal counts as finished
-                self._send([op], lambda _: self._finish(status, end_time))
+                self._attempt(op, lambda: self._finish(status, end_time))
         return {"finished": True, "ending": None}

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import psutil
-
 from rl8x.importing import importing_much
 from rl8x.output import counted
 from rl8x.processes import OWN
@@ -70,7 +68,7 @@ class Shipper:
         self._guard = threading.Lock()
         self._has_all = False
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, told: Mapping[str, Any]) -> None:
         """Do what the training process says."""
         key = str(told["journal"])
         with self._guard:
@@ -126,7 +124,7 @@ class Shipper:
 class Tail(threading.Thread):
     """Sends one journal as it grows."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, told: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         self.wake = threading.Event()
         self.orphaned = False
@@ -137,16 +135,19 @@ class Tail(threading.Thread):
         self._last_number = 0
         self._journal: SendingJournal | None = None
         self._sender: Sender | None = None
-        self._sampler: SystemSampler | None = None
         self._store: MLflowStore | None = None
         self._failures = 0
         self.tell(told)
 
-    def tell(self, told: dict[str, Any]) -> bool:
+    def tell(self, told: Mapping[str, Any]) -> bool:
         """Take what is told, maybe anew, of the journal; returns False where this has come to its end."""
+        sampler: SystemSampler | None = None
+        if told["sample"] is not None:
+            with contextlib.suppress(Exception):  # the process may be gone
+                sampler = SystemSampler(told["pid"], told["sample"])
         with self._guard:
             if not self._is_over:
-                self._told, self._sampler, self.closed = told, None, False
+                self._told, self._sampler, self.closed = told, sampler, False
         self.wake.set()
         return not self._is_over
 
@@ -179,7 +180,7 @@ class Tail(threading.Thread):
             try:
                 measured = sampler.sample()
             except Exception:  # a system that does not say all, or the process is gone
-                self._sampler = self._told["sample"] = None
+                self._sampler = None
                 return
             if measured:
                 sender.samples.append((time.time_ns() // 1_000_000, measured))
@@ -237,11 +238,9 @@ class Tail(threading.Thread):
                 import mlflow.entities  # noqa: F401
             self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
         if self._sender is None:
-            is_default = self._told["is_default"]
-            self._sender = Sender(journal, self._store, new_tags=_source_tags, is_default=is_default)
-        if self._told["sample"] is not None and self._sampler is None:
-            with _importing, contextlib.suppress(psutil.Error):  # the process may be gone
-                self._sampler = SystemSampler(self._told["pid"], self._told["sample"])
+            fresh = self._told["fresh"] and journal.ack.run_id is None and not journal.ack.attempted
+            options = {"fresh": fresh, "is_default": self._told["is_default"]}
+            self._sender = Sender(journal, self._store, new_tags=_source_tags, **options)
         self._sender.send_some()
 
     def _opened(self) -> SendingJournal | None:

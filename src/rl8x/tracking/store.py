@@ -21,7 +21,7 @@ from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.private import ArtifactFolders, DatabaseFile, add_past_points, has_tables, make_beside, rename_left
-from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
 
@@ -169,8 +169,7 @@ class MLflowStore:
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
-            hint = "restore it or use another experiment_name"
-            raise StoreDownError(f"experiment {spec.experiment!r} is deleted; {hint}")
+            raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
         return str(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
@@ -178,9 +177,9 @@ class MLflowStore:
         self._call(self._client.delete_run, run_id)
 
     def check_run(self, run_id: str) -> None:
-        """Raise `StoreDownError` unless the run is there and active."""
+        """Raise `RunGoneError` unless the run is there and active."""
         if self.run(run_id).info.lifecycle_stage != "active":
-            raise StoreDownError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
+            raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Read a run's name, and whether no other run has it."""
@@ -197,7 +196,7 @@ class MLflowStore:
         if self._location.database is not None:
             points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         for begin in range(0, len(points), MAX_METRICS):
-            self._log_batch(run_id, points[begin : begin + MAX_METRICS])
+            self._log_batch(run_id, points[begin : begin + MAX_METRICS], {}, {})
 
     @property
     def most_points(self) -> int:
@@ -210,7 +209,7 @@ class MLflowStore:
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
-        self._log_batch(run_id, params=params)
+        self._log_batch(run_id, [], params, {})
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
@@ -218,14 +217,10 @@ class MLflowStore:
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
-        self._log_batch(run_id, tags=tags)
+        self._log_batch(run_id, [], {}, tags)
 
     def _log_batch(
-        self,
-        run_id: str,
-        points: Sequence[Point] = (),
-        params: Mapping[str, str] = MappingProxyType({}),
-        tags: Mapping[str, str] = MappingProxyType({}),
+        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -234,9 +229,12 @@ class MLflowStore:
         self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            last = private.last_steps(run)
-            has_points = all(metric.key in last and last[metric.key] >= metric.step for metric in metrics)
-            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= run.data.tags.items()
+            last, present = private.last_steps(run), run.data.tags
+            if last is None:
+                has_points = {metric.key for metric in metrics} <= run.data.metrics.keys()
+            else:
+                has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
+            return bool(has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items())
 
         self._check_taken(run_id, has_all)
 
@@ -302,9 +300,12 @@ class MLflowStore:
             self._call(self._client.set_terminated, run_id, status, end_time)
         self._check_taken(run_id, lambda run: run.info.status == status)
 
-    def metric_names(self, run_id: str) -> list[str]:
-        """List the metrics of which a run has points."""
-        return list(self.run(run_id).data.metrics)
+    def last_steps(self, run_id: str) -> dict[str, int]:
+        """Read the last step of each metric that a run has."""
+        run = self.run(run_id)
+        steps = private.last_steps(run) or {}
+        missing = run.data.metrics.keys() - steps.keys()
+        return steps | {name: max(point.step for point in self.points(run_id, name)) for name in missing}
 
     def points(self, run_id: str, name: str) -> list[Point]:
         """Read all points of a run's metric, in the order of their timestamps."""

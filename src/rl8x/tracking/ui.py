@@ -1,6 +1,8 @@
-"""Open MLflow's UI on the charts of the newest runs.
+"""Open MLflow's UI on the store that runs are kept in, on the charts of the newest runs.
 
-Their order is a saved view of MLflow's: a tag of the experiment, which the link names and the page's menu lists.
+Without a link of this kind MLflow's UI opens an experiment on what it has for language models, and sorts charts by the
+alphabet, counters first. The order is a saved view of MLflow's: a tag of the experiment, which the link names and the
+page's menu of views lists.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +22,7 @@ import threading
 import time
 import webbrowser
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -58,7 +61,7 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
         port: Port to listen at, from 1 to 65535.
 
     Raises:
-        TrackingError: The store is a server, which has its own UI, or cannot be used; or there is no such port.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
     _own_store(tracking_uri)
     if not 0 < port < 65536:
@@ -70,7 +73,8 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     """Return the environment for `ui_command`: the store, and no workers for jobs that rl8x has no use for.
 
     Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
-    taken for one of MLflow's, and no warning is an error.
+    taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
+    such as the one where it is itself. No warning is an error.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -82,7 +86,7 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     settings = {
         "MLFLOW_BACKEND_STORE_URI": location.uri,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "UVICORN_APP_DIR": sysconfig.get_path("purelib"),  # else uvicorn takes modules of the working directory
+        "UVICORN_APP_DIR": sysconfig.get_path("purelib"),
         # Nothing is printed after the link but what is wrong.
         "MLFLOW_REGISTRY_STORE_URI": location.uri,
         "UVICORN_LOG_LEVEL": "warning",
@@ -139,7 +143,7 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until this process is interrupted, or ends: the server ends with it, however it does.
+    """Serve the UI until this process is interrupted, or told to end.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -154,15 +158,31 @@ def serve_ui(
         TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
     command = guarded(ui_command(tracking_uri, host, port), ui_environment(tracking_uri))
-    process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
-    if link is not None:
-        threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+    with _interrupted_by_signals():
+        process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
+        if link is not None:
+            threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            return 0
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Be interrupted as by Ctrl-C where this process is told to end, or its terminal is closed."""
+    before = {}
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, signal.default_int_handler)
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        return 0
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_browser(link: str) -> bool:
@@ -208,16 +228,17 @@ def runs_page(store: MLflowStore, base: str) -> str:
 
 def _constants(store: MLflowStore, runs: Sequence[Any]) -> set[str]:
     """Return the metrics that have one value in all rows of all of some runs, of which one has several rows."""
-    last: dict[str, set[float]] = {}
+    values: dict[str, set[float]] = {}
     for run in runs:
         for name, value in run.data.metrics.items():
-            last.setdefault(name, set()).add(value)
-    constants = set()
-    for name in (name for name, values in last.items() if len(values) == 1):
-        points = [store.points(run.info.run_id, name) for run in runs if name in run.data.metrics]
-        if max(map(len, points)) > 1 and len({point.value for own in points for point in own}) == 1:
-            constants.add(name)
-    return constants
+            values.setdefault(name, set()).add(value)
+    several = set()
+    for run in runs:
+        for name in run.data.metrics.keys() & {name for name, own in values.items() if len(own) == 1}:
+            points = store.points(run.info.run_id, name)
+            values[name] |= {point.value for point in points}
+            several |= {name} if len(points) > 1 else set()
+    return {name for name in several if len(values[name]) == 1}
 
 
 def server_address(location: Location, host: str, port: int) -> str:
@@ -279,9 +300,24 @@ def _section_of(metric: str) -> str:
 
 def _line_chart(metric: str) -> dict[str, Any]:
     """Return a chart with all that MLflow's page reads of one."""
-    about = {"uuid": f"rl8x-{metric}", "type": "LINE", "metricKey": metric, "displayName": metric.removesuffix("/mean")}
-    section = {"metricSectionId": f"rl8x-{_FIRST_SECTION}", "deleted": False, "isGenerated": True}
-    x_axis = {"xAxisKey": "step", "xAxisScaleType": "linear", "selectedXAxisMetricKey": "", "useGlobalXaxisKey": True}
-    y_axis = {"yAxisKey": "metric", "yAxisExpressions": [], "scaleType": "linear", "range": {}, "ignoreOutliers": False}
-    lines = {"runsCountToCompare": 10, "lineSmoothness": 0, "useGlobalLineSmoothing": True}
-    return {**about, **section, **x_axis, **y_axis, **lines}
+    return {
+        "uuid": f"rl8x-{metric}",
+        "type": "LINE",
+        "metricKey": metric,
+        "displayName": metric.removesuffix("/mean"),
+        "metricSectionId": f"rl8x-{_FIRST_SECTION}",
+        "deleted": False,
+        "isGenerated": True,
+        "runsCountToCompare": 10,
+        "lineSmoothness": 0,
+        "xAxisKey": "step",
+        "xAxisScaleType": "linear",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "scaleType": "linear",
+        "range": {},
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
