@@ -391,6 +391,22 @@ def test_learning_curves_and_samples_wait_for_a_store_that_is_away(journal, stor
     assert store.run["points"] == {Point("a", 0.0, 1000, 0), sample}
 
 
+def test_samples_that_come_faster_than_they_are_sent_hold_up_nothing(journal, store):
+    journal.append(row(0))
+    sender = Sender(journal, store)
+    sender.samples.append(SAMPLE)
+
+    def measure(call, content):
+        assert len(store.calls) < 100
+        if call == "log_points":
+            sender.samples.append(SAMPLE)
+
+    store.fails = measure
+    sender.send_all()
+    assert values(store.run, "a") == [(0, 0.0)]
+    assert len(sender.samples) <= 2
+
+
 def test_the_picture_of_a_run_that_went_on_elsewhere_stays(journal, store):
     send(journal, store, row(1))
     store.run.update(status="FINISHED", end_time=10**9)

@@ -427,7 +427,7 @@ class Sender:
 
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
-        while self.samples:
+        for _ in range(len(self.samples)):  # those that come meanwhile, maybe faster than they are sent, wait
             if self._start_time is None:
                 self._start_time = self.store.start_time(self.run_id)
             time, row = self.samples[0]
