@@ -52,6 +52,40 @@ def test_nothing_lies_at_the_top_level_but_what_belongs_there():
     assert {line.partition("/")[0] for line in listed.splitlines()} == files | folders
 
 
+def unpickling(source):
+    """List the calls in a source text by which Python objects would be unpickled."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        safe = any(each.arg == "weights_only" and ast.unparse(each.value) == "True" for each in call.keywords)
+        unsafe = name == "torch.load" and not safe
+        unsafe |= any(each.arg == "allow_pickle" and ast.unparse(each.value) != "False" for each in call.keywords)
+        # torch's calls between ranks that take any object pickle it.
+        if unsafe or re.search(r"pickle\.loads?$|Unpickler$|_pickle$|^joblib\.load$|_object(_list)?$", name):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "pickle.loads(x)",
+        "pd.read_pickle(x)",
+        "torch.load(x)",
+        "torch.load(x, weights_only=False)",
+        "np.load(x, allow_pickle=True)",
+        "dist.broadcast_object_list(x)",
+        "dist.all_gather_object(x, y)",
+    ],
+)
+def test_what_unpickles_is_seen(source):
+    assert unpickling(source)
+
+
+def test_nothing_is_unpickled():
+    assert {str(path): found for path in PACKAGE.rglob("*.py") if (found := unpickling(path.read_text()))} == {}
+
+
 def test_the_version_stands_in_one_place_and_the_changelog_is_of_it():
     assert PYPROJECT["project"]["dynamic"] == ["version"]
     assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x.__version__"}
