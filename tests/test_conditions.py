@@ -34,8 +34,7 @@ from rl8x.conditions import (
     kinds,
     to_spec,
 )
-from rl8x.conditions.base import as_conditions, check_names
-from rl8x.conditions.spec import _KINDS
+from rl8x.conditions.base import KINDS, as_conditions, check_names
 
 X, EVAL, RETURNS = "losses/total", "eval/returns/mean", "episodes/returns/mean"
 
@@ -640,6 +639,6 @@ def test_a_class_of_ones_own_takes_no_built_in_name():
         pass
 
     Plateau.__qualname__ = "Plateau"
-    assert _KINDS["plateau"] is conditions.Plateau
+    assert KINDS["plateau"] is conditions.Plateau
     assert to_spec(Plateau(X, 1)) == {f"{__name__}.Plateau": {"name": X, "bound": 1}}
     assert type(from_spec({"plateau": X})) is type(from_spec({"Plateau": X})) is conditions.Plateau

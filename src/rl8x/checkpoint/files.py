@@ -33,7 +33,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.files import one_line
-from rl8x.config.spec import FIELDS, RunSpec
+from rl8x.config.spec import FIELDS, AlgorithmSpec, EnvSpec, RunSpec
 from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wrong_sums
 from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
@@ -134,6 +134,12 @@ class State(TypedDict):
     best: Best | None
     results: dict[str, Any]
     torch_generators: dict[str, Any]
+
+
+def as_built(resolved: Resolved) -> RunSpec:
+    """Return a spec with all that an algorithm was built with, to compare it with another's."""
+    algorithm = AlgorithmSpec(algorithm=resolved["algorithm"], algorithm_config=resolved["config"])
+    return RunSpec(env=EnvSpec(env=resolved["env_class"] or ""), algorithm=algorithm)
 
 
 def checked_state(state: dict[str, Any]) -> State:

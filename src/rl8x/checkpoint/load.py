@@ -17,7 +17,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names, resolve_device
 from rl8x.algorithms.memory_check import no_memory_checks
 from rl8x.checkpoint import files
-from rl8x.checkpoint.files import Checkpoint, Metadata, Resolved, spec_of
+from rl8x.checkpoint.files import Checkpoint, Metadata, Resolved, as_built, spec_of
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.describe import plain_value
 from rl8x.config.files import algorithm_config_class, restored_options, unwritable_in
@@ -174,13 +174,13 @@ def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str,
         if field.name not in before["config"] and default_of(field) is not dataclasses.MISSING
     }
     now: Any = hide_in_data(resolve(algorithm))
-    for kind, was, is_now in (
-        ("algorithm", before["algorithm"], now["algorithm"]),
-        ("environment", before["env_class"], now["env_class"]),
+    different = as_built({**before, "config": missing | before["config"]}).diff(as_built(now))
+    for key, kind, was, is_now in (
+        ("algorithm", "algorithm", before["algorithm"], now["algorithm"]),
+        ("env", "environment", before["env_class"], now["env_class"]),
     ):
-        if was != is_now:
+        if key in different:
             raise CheckpointError(f"the checkpoint's {kind} is {was}; the algorithm given has {is_now}")
-    different = _different(missing | before["config"], now["config"])
     if missing:
         listed = ", ".join(f"{name}={value!r}" for name, value in missing.items())
         warnings.warn(
@@ -190,14 +190,8 @@ def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str,
         )
     _check_known(before["config"], type(algorithm.config))
     if algorithm.config.seed is None:  # the restored generators make it irrelevant
-        different.pop("seed", None)
-    return different
-
-
-def _different(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the names whose values differ, with both."""
-    both = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
-    return {name: (was, is_now) for name, (was, is_now) in both.items() if was != is_now}
+        different.pop("algorithm_config.seed", None)
+    return {name.partition(".")[2]: values for name, values in sorted(different.items())}
 
 
 # -- what a run has trained
@@ -360,15 +354,14 @@ def find_of_job(
     job: str, resolved: Resolved, root: Path, *, any_seed: bool, besides: Collection[Path] = ()
 ) -> Path | None:
     """Find a torchrun job's first run of an algorithm, but for `besides`, in a folder of runs, or in a run's own."""
-    own, now = _newest(root), hide_in_data(resolved)
-    may_differ = {"seed"} if any_seed else set()
+    own, now = _newest(root), as_built(hide_in_data(resolved))
+    may_differ = {"algorithm_config.seed"} if any_seed else set()
     candidates = [
         (metadata["created"], folder)
         for folder, metadata in (_runs(root) if own is None else [(root, own)])
         if metadata["run"]["job"] == job
         and folder not in besides
-        and all(metadata["resolved"][name] == now[name] for name in ("algorithm", "env_class"))
-        and _different(metadata["resolved"]["config"], now["config"]).keys() <= may_differ
+        and now.diff(as_built(metadata["resolved"])).keys() <= may_differ
     ]
     return min(candidates)[1] if candidates else None
 

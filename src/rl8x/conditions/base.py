@@ -1,8 +1,12 @@
-"""The base class of conditions, how they compose, and checks of those that users give.
+"""The base class of conditions, their registry, how they compose, and checks of those that users give.
 
-A condition has no verdict, None, where the row lacks what it reads: that is *not met*, also under `~`; `&` and `|`
-follow Kleene's three-valued logic. Rows repeat the latest `eval/*` between evaluations: their attribute `fresh` names
-those that were newly measured, without it all were.
+A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended; and NaN
+is no value. A condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run
+because of what nobody has measured. `&` and `|` follow Kleene's three-valued logic.
+
+Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
+of its `eval/*` metrics were newly measured; without the attribute all were. Conditions that count, like `Plateau`,
+count fresh values only.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rl8x import keys
 from rl8x.plain import thawed
@@ -20,6 +24,9 @@ from rl8x.plain import thawed
 Stats = Mapping[str, float]
 Verdict = bool | None
 ConditionLike = Any  # a Condition, or any callable on the statistics
+
+KINDS: Final[dict[str, type[Condition]]] = {}
+"""The conditions of rl8x by the names that run files use, such as `wall_time`; each is listed by being defined."""
 
 
 class Condition(ABC):
@@ -35,6 +42,13 @@ class Condition(ABC):
 
     evaluates: ClassVar[bool] = False
     """Whether judging a row may evaluate: it is then judged before others, which see what it has measured."""
+
+    def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
+        """List a condition of rl8x among its `KINDS`, `""` not; one of a user's goes by its dotted path."""
+        super().__init_subclass__(**options)
+        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower() if kind is None else kind
+        if cls.__module__.startswith(f"{__package__}.") and name.strip("_") == name != "":
+            KINDS[name] = cls
 
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
@@ -190,12 +204,16 @@ class Condition(ABC):
         shown = [
             repr(value) if defaults.get(name) is inspect.Parameter.empty else f"{name}={value!r}"
             for name, value in self.arguments().items()
-            if value is not None and not (isinstance(value, int | float) and value == 0 == defaults.get(name))
+            if value is not None and not (_is_zero(value) and _is_zero(defaults.get(name)))
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class FromCallable(Condition):
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+class FromCallable(Condition, kind=""):
     """A plain callable as a condition; not met where it looks up what another row may have, which `missed` names."""
 
     def __init__(self, function: Callable[[Stats], object]) -> None:
@@ -259,7 +277,7 @@ class _Composed(Condition):
         return f"{type(self).__name__}({', '.join(map(repr, self.conditions))})"
 
 
-class And(_Composed):
+class And(_Composed, kind="all"):
     """Met when all its conditions are; `a & b` is the same.
 
     Args:
@@ -273,7 +291,7 @@ class And(_Composed):
     decisive = False
 
 
-class Or(_Composed):
+class Or(_Composed, kind="any"):
     """Met when at least one of its conditions is; `a | b` is the same. Arguments and errors are those of `And`."""
 
     decisive = True
@@ -328,7 +346,8 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
         conditions = [conditions]
     if not isinstance(conditions, Iterable):
         raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
-    listed, seen = [as_condition(condition) for condition in conditions], set[int]()
+    listed = [as_condition(condition) for condition in conditions]
+    seen: set[int] = set()
     for condition in (part for root in listed for part in parts(root)):
         if id(condition) in seen and remembers(condition):
             raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")

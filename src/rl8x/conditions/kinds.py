@@ -1,4 +1,7 @@
-"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm."""
+"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm.
+
+A public class of this module is a kind that run files have: `WallTime` is `wall_time` there.
+"""
 
 from __future__ import annotations
 

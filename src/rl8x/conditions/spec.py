@@ -1,14 +1,17 @@
 """Conditions as plain data and as texts, for run files and the command line.
 
-    stop_conditions:
-      - hits_upper_bound: {name: env/steps, bound: 1000000}
-      - all:
-          - plateau: {name: episodes/returns/mean, patience: 20}
-          - not: {hits_lower_bound: [episodes/returns/mean, 100]}
-      - eval/returns/mean >= 475 and not (losses/vf > 1 or env/steps < 5e4)
+stop_conditions:
+  - hits_upper_bound: {name: env/steps, bound: 1000000}
+  - all:
+      - plateau: {name: episodes/returns/mean, patience: 20}
+      - not: {hits_lower_bound: [episodes/returns/mean, 100]}
+  - wall_time: 2h
+  - eval/returns/mean >= 475 and not (losses/vf > 1 or env/steps < 5e4)
 
-A text compares metrics with numbers, as Python writes it. A metric's name may have spaces within; one with a word such
-as `and` in it, or other odd characters, stands in quotes.
+The last, a text, has comparisons as Python writes them, with `and`, `or`, `not` and parentheses. Of two operands that
+are compared one is a metric and the other a number. A metric's name may have spaces within; one with a word such as
+`and` in it, or other odd characters, stands in quotes. What comes of a text are the conditions that there are, so that
+checkpoints and the reason for stopping show those.
 """
 
 from __future__ import annotations
@@ -19,20 +22,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rl8x.conditions import kinds
-from rl8x.conditions.base import And, Condition, FromCallable, Not, Or, plain
+from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH
 
-_OF_KINDS: Final = "HitsLowerBound HitsUpperBound Plateau StopsDecreasing StopsIncreasing WallTime NonFinite Confirmed"
-# By the names that run files use, such as `wall_time`.
-_KINDS: Final[dict[str, type[Condition]]] = {
-    "all": And,
-    "any": Or,
-    "not": Not,
-    **{re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower(): getattr(kinds, name) for name in _OF_KINDS.split()},
-}
 _WORDS: Final = r"(?:and|or|not)(?![^\s()'\"<>=!])"
 _DIGITS: Final = r"[0-9]+(?:_[0-9]+)*"
 _TOKEN: Final = re.compile(
@@ -44,7 +38,20 @@ _TOKEN: Final = re.compile(
     )\s*""",
     re.VERBOSE | re.IGNORECASE,
 )
-_TURNED: Final = {ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.Lt: ast.Gt}
+_COMPARISONS: Final[dict[type[ast.cmpop], Callable[[str, float], Condition]]] = {
+    ast.GtE: HitsUpperBound,
+    ast.LtE: HitsLowerBound,
+    ast.Gt: lambda name, bound: ~HitsLowerBound(name, bound),
+    ast.Lt: lambda name, bound: ~HitsUpperBound(name, bound),
+    ast.Eq: lambda name, bound: HitsLowerBound(name, bound) & HitsUpperBound(name, bound),
+    ast.NotEq: lambda name, bound: ~(HitsLowerBound(name, bound) & HitsUpperBound(name, bound)),
+}
+_TURNED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.GtE: ast.LtE,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.Lt: ast.Gt,
+}
 
 Find = Callable[[str], Any]
 
@@ -67,15 +74,8 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
             return parse(spec)
         except ValueError as error:
             raise _unknown(spec, f" {str(error)[:1].upper()}{str(error)[1:].removesuffix('.')}.") from None
-    entry = {spec: None} if isinstance(spec, str) else spec
-    if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise ValueError(
-            "a stop condition is written as one entry, as in {plateau: {name: episodes/returns/mean, patience: 10}}; "
-            f"got {dict(entry) if isinstance(entry, Mapping) else entry!r}."
-        )
-    [(kind, given)] = entry.items()
-    kind = str(kind)
-    cls = _class_of(kind, find)
+    kind, given = _split(spec)
+    cls = _find_class(kind, find)
     if cls in (And, Or):
         if not isinstance(given, list | tuple):
             raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {given!r}.")
@@ -98,10 +98,24 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
     return cls(*bound.args, **bound.kwargs)
 
 
-def _class_of(kind: str, find: Find | None) -> type[Condition]:
-    classes = _KINDS | {cls.__name__: cls for cls in _KINDS.values()}
-    if kind in classes:
-        return classes[kind]
+def _split(spec: object) -> tuple[str, Any]:
+    """Return the kind of a condition, and its arguments."""
+    if isinstance(spec, str):
+        return spec, None
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        raise ValueError(
+            "a stop condition is written as one entry, as in {plateau: {name: episodes/returns/mean, patience: 10}}; "
+            f"got {dict(spec) if isinstance(spec, Mapping) else spec!r}."
+        )
+    [(kind, given)] = spec.items()
+    return str(kind), given
+
+
+def _find_class(kind: str, find: Find | None) -> type[Condition]:
+    classes = KINDS | {cls.__name__: cls for cls in KINDS.values()}
+    known = classes.get(kind)
+    if known is not None:
+        return known
     if find is None or "." not in kind:
         raise _unknown(kind, did_you_mean(kind, classes))
     cls = find(kind)
@@ -111,7 +125,7 @@ def _class_of(kind: str, find: Find | None) -> type[Condition]:
 
 
 def _unknown(kind: str, hint: str) -> ValueError:
-    return ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(_KINDS)}.")
+    return ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(KINDS)}.")
 
 
 def to_spec(condition: Condition) -> Any:
@@ -129,7 +143,7 @@ def to_spec(condition: Condition) -> Any:
     cls = type(condition)
     if "<locals>" in cls.__qualname__:
         raise ValueError(f"{cls.__qualname__} has no form in a run file: define it outside of functions.")
-    kind = next((name for name, known in _KINDS.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
+    kind = next((name for name, known in KINDS.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
     if isinstance(condition, And | Or):
         return {kind: [to_spec(part) for part in condition.children]}
     if isinstance(condition, Not):
@@ -198,16 +212,8 @@ def _made(node: ast.expr, operands: list[str | float]) -> Condition:
 
 
 def _compared(left: str | float, mark: type[ast.cmpop], right: str | float) -> Condition:
+    if isinstance(left, str) and not isinstance(right, str):
+        return _COMPARISONS[mark](left, right)
     if isinstance(right, str) and not isinstance(left, str):
-        left, right, mark = right, left, _TURNED.get(mark, mark)
-    if not isinstance(left, str) or isinstance(right, str):
-        raise ValueError(f"of {left!r} and {right!r} one must be a metric and the other a number")
-    above, below = HitsUpperBound(left, right), HitsLowerBound(left, right)
-    return {
-        ast.GtE: above,
-        ast.LtE: below,
-        ast.Gt: ~below,
-        ast.Lt: ~above,
-        ast.Eq: below & above,
-        ast.NotEq: ~(below & above),
-    }[mark]
+        return _COMPARISONS[_TURNED.get(mark, mark)](right, left)
+    raise ValueError(f"of {left!r} and {right!r} one must be a metric and the other a number")
