@@ -175,7 +175,7 @@ def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscret
     """Raise on the CPU unless whole numbers, `[*, *shape]`, are elements of a space."""
     if actions.device.type == "cpu":
         low, high = map(torch.as_tensor, _bounds(space))
-        wrong = (actions < low) | (actions > high)
+        wrong = ~((actions >= low) & (actions <= high))
         if wrong.any():
             raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")
 

@@ -47,6 +47,7 @@ from rl8x.models.base import BUILTIN
 from rl8x.names import unknown_name
 from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.step import Slot
 from rl8x.spaces import critic_only, describe_space, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree
 
@@ -143,7 +144,6 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def __init__(self, config: DistillationConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.teacher = make_teacher(config.teacher)
         self.has_teacher = "policy" in config.teacher  # rather than its description alone
-        self.slot = labelled
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
@@ -196,7 +196,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return cast(Policy, self.guided)  # it has every method that a collector calls
 
     @property
-    def objective(self) -> Objective:  # type: ignore[override] # known with the policy
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including the label and who acted."""
+        return labelled
+
+    @property
+    def objective(self) -> Objective:
         """The loss of the student against the labels."""
         losses = functools.partial(self.losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any, ClassVar, Final, Self
 
 import gymnasium
@@ -65,6 +66,16 @@ class OnlineConfig(AlgorithmConfig):
                 "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
             )
         super().__post_init__()
+
+    def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
+        """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`.
+
+        Args:
+            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
+                vector environments.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+        """
+        return super().build(env, **env_kwargs)
 
     def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
         """Return the config with as many copies as fit an environment, where nobody gave `num_envs`."""

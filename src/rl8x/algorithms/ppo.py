@@ -31,7 +31,7 @@ from rl8x.models import State
 from rl8x.models.base import TrainingEffects, default_model
 from rl8x.policy import Act, Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Cursor, actor_critic
+from rl8x.rollouts.step import Cursor, Slot, actor_critic
 from rl8x.schedules import Schedule
 from rl8x.trees import Tree
 
@@ -201,10 +201,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     made = (keys.ADVANTAGES, keys.RETURNS)
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        limit = None if config.target_kl_div is None else 1.5 * config.target_kl_div
-        self.objective = Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, config.adaptive_rate)
-        self.slot = with_final_obs if config.recompute_advantages else actor_critic
-        self.renews = config.recompute_advantages
         super().__init__(config, env, seed, env_factory)
         if config.adaptive_rate is not None:
             self.policy.show_params()
@@ -257,6 +253,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                 for minibatches in updates.minibatches():
                     updates.step(minibatches)  # down the gradient of the losses
         return explained
+
+    @property
+    def renews(self) -> bool:
+        """Whether advantages are estimated anew between two epochs."""
+        return self.config.recompute_advantages
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Estimate advantages, and the targets of values in the model's units."""
@@ -374,6 +375,18 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                 stacklevel=2,
             )
         return effects
+
+    @property
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including log-probabilities and values."""
+        return with_final_obs if self.config.recompute_advantages else actor_critic
+
+    @property
+    def objective(self) -> Objective:
+        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        limit, rate = self.config.target_kl_div, self.config.adaptive_rate
+        limit = None if limit is None else 1.5 * limit
+        return Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
 
     @property
     def params(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from rl8x.models.base import default_model
 from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
-from rl8x.rollouts.step import Cursor, experience
+from rl8x.rollouts.step import Cursor, Slot, experience
 from rl8x.trees import Tree
 
 PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
@@ -91,8 +91,6 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.epsilon_schedule = config.schedule("epsilon")
-        self.slot = best_values
-        self.objective = Objective(self.losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
         super().__init__(config, env, seed, env_factory)
 
     def make_policy(self) -> QPolicy:
@@ -109,6 +107,16 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             dueling=config.dueling,
             normalize_observations=config.normalize_observations,
         )
+
+    @property
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including the value of the best action."""
+        return best_values
+
+    @property
+    def objective(self) -> Objective:
+        """The squared error of the values of the actions taken."""
+        return Objective(self.losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a rollout, with the scheduled epsilon."""

@@ -57,14 +57,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     Attributes:
         fresh: Whether there is a rollout that has not been learned from.
-        objective: The objective that the updates minimise.
-        slot: Returns the tensors of a rollout's slot, including values if there is a `bootstrap`.
     """
-
-    objective: Objective
-    slot: Slot
-    renews: bool = False
-    """Whether `learn` sets other targets between two epochs."""
 
     target_metric: ClassVar[str] = EXPLAINED_VARIANCE
     """The name of the metric that `targets` returns; by default the explained variance of the values."""
@@ -142,6 +135,21 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     def bootstrap(self) -> Bootstrap | None:
         """The policy whose values bootstrap truncated episodes; None if no values are learned."""
         return self.policy.values
+
+    @property
+    @abstractmethod
+    def slot(self) -> Slot:
+        """The function that returns the tensors of a rollout's slot, including values if there is a `bootstrap`."""
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """The objective that the updates minimise."""
+
+    @property
+    def renews(self) -> bool:
+        """Whether `learn` sets other targets between two epochs."""
+        return False
 
     @abstractmethod
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
