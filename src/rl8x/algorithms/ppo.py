@@ -445,8 +445,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         values = torch.zeros_like(rollout[keys.VALUES])
         finals = torch.zeros_like(values[:horizon])
         ends = {name: torch.empty_like(states) for name, states in rollout.states.items()}
-        workers, of_copies = self.updater.workers, torch.arange(self.pack.num_sequences // policy.num_separate)
-        chunks = self.updater.in_chunks(of_copies.to(self.device), workers)
+        workers, num_rows = self.updater.workers, self.pack.num_sequences // policy.num_separate
+        chunks = self.updater.in_chunks(torch.arange(num_rows, device=self.device), workers)
         count = min(workers.count, len(chunks))
 
         def write(worker: int) -> None:
