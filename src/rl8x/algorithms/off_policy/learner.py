@@ -300,7 +300,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             due = self.source.take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
                 rows += self._update_block(size)
-            means = update_stats(rows, self.update_metrics, [each.weights for each in self.optimizers]) if rows else {}
+            weights, looks = [each.weights for each in self.optimizers], self.execution.host_looks
+            means = update_stats(rows, self.update_metrics, weights, host_looks=looks) if rows else {}
         return Stats({LR: lr, **means, **self.source.stats()})
 
     @property
