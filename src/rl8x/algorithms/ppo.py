@@ -446,7 +446,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         finals = torch.zeros_like(values[:horizon])
         ends = {name: torch.empty_like(states) for name, states in rollout.states.items()}
         workers, num_rows = self.updater.workers, self.pack.num_sequences // policy.num_separate
-        chunks = self.updater.in_chunks(torch.arange(num_rows, device=self.device), workers)
+        (chunks,) = self.updater.in_chunks(torch.arange(num_rows, device=self.device).unsqueeze(0), workers)
         count = min(workers.count, len(chunks))
 
         def write(worker: int) -> None:

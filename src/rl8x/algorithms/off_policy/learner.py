@@ -201,8 +201,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return the updaters that take turns: one of all phases, after those of the first by a `policy_delay`."""
         phases, delay = self.phases(), getattr(self.config, "policy_delay", 1)
-        first = self.make_updater(phases[:1], CRITIC_METRICS)
-        return [first] * (delay - 1) + [self.make_updater(phases, self.update_metrics)]
+        whole = self.make_updater(phases, self.update_metrics)
+        return [whole] if delay == 1 else [self.make_updater(phases[:1], CRITIC_METRICS)] * (delay - 1) + [whole]
 
     def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
         """Make the updater of some phases.

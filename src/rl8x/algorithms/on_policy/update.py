@@ -209,14 +209,14 @@ class OnPolicyUpdater:
         agents = self.policy.num_separate
         return rows if agents == 1 else self.pack.of_agents(rows, agents)
 
-    def in_chunks(self, rows: Tensor, workers: Workers) -> list[Tensor]:
-        """Return numbers of copies' sequences, `[rows]`, as those of agents, in chunks that stay in the cache."""
+    def in_chunks(self, orders: Tensor, workers: Workers) -> list[list[Tensor]]:
+        """Return numbers of copies' sequences, `[minibatches, rows]`, as agents', in chunks that stay in the cache."""
         size = max(1, self.chunk_rows(workers) // self.policy.num_separate)
-        return [self._of_agents(chunk) for chunk in torch.split(rows, size)]
+        return [[self._of_agents(chunk) for chunk in torch.split(rows, size)] for rows in orders.unbind()]
 
     def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Tensor]]:
         """Return the minibatches of an epoch in chunks."""
-        batches = [self.in_chunks(rows, workers) for rows in self._orders(generator)]
+        batches = self.in_chunks(self._orders(generator), workers)
         return [[chunk for batch in batches for chunk in batch]] if self.config.accumulate_grads else batches
 
     def _is_looped(self, workers: Workers) -> bool:
