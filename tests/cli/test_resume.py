@@ -59,6 +59,19 @@ def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
     assert state(folder).metadata["counters"]["algorithm/steps"] == 3
 
 
+def test_a_run_file_that_goes_on_with_a_run_says_how_it_evaluates_and_saves(tmp_path):
+    """What the file says is what happens, and what the next checkpoint says of it."""
+    folder = tmp_path / "job"
+    assert train(folder, "--max-steps", "2") == 0
+    other = {"num_eval_envs": 2, "on_non_finite": "skip", "checkpoints": {"keep": 9}}
+    words = ["--num-eval-envs", "2", "--on-non-finite", "skip", "checkpoints.keep=9", "--steps-per-eval", "1"]
+    for steps, changed in ("3", other), ("4", {"num_eval_envs": None, "on_non_finite": "stop", "checkpoints": {}}):
+        asked = words if changed is other else []
+        assert train(folder, "--max-steps", steps, "--resume", str(folder), *asked) == 0
+        now = state(folder).spec.trainer
+        assert {name: getattr(now, name) for name in changed} == changed
+
+
 @pytest.mark.parametrize(
     ("begin", "numbers", "code"),
     [

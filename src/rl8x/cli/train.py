@@ -176,11 +176,12 @@ def make_trainer(source: str | Path, **options: Any) -> Trainer:
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with.
 
-    `run` builds the algorithm, which must be as it was, and its options are those of the next `run()`.
+    `run` builds the algorithm, which must be as it was; its options are the trainer's, and those of the next `run()`.
     """
-    from rl8x.checkpoint import find, listed
+    from rl8x.checkpoint import Checkpoints, find, listed
     from rl8x.checkpoint.load import find_unfinished
     from rl8x.tracking.location import locate
+    from rl8x.trainers.resume import TRAINER_OPTIONS
 
     place: str | Path = source
     if source == "auto":
@@ -196,7 +197,10 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     if own.tracking and own.tracking_uri is not None and saved["tracker"] == "MLflowTracker":
         tracker = own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
     found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
-    trainer = make_trainer(found, auto=source == "auto", trust=trust, algorithm=algorithm, tracker=tracker)
+    options: dict[str, Any] = {name: getattr(own, name) for name in TRAINER_OPTIONS}
+    options["checkpoints"] = Checkpoints(**{**own.checkpoints, "directory": checkpoint.path.parent})
+    made = {"algorithm": algorithm, "tracker": tracker, "trust": trust}
+    trainer = make_trainer(found, auto=source == "auto", **made, **options)
     trainer.plan(run)
     return trainer
 

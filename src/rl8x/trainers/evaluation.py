@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -349,7 +350,8 @@ class EpisodeEvaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
+        # Each evaluation begins new episodes in any case: another environment, or number of copies, begins anew.
+        with warnings.catch_warnings(), contextlib.suppress(ValueError):
             warnings.filterwarnings("ignore", ".*state cannot be saved")
             self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())

@@ -183,8 +183,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         overrides: Mapping[str, Any] | None = None,
         tracker: Tracker | None = None,
         eval_env: EvalEnv | EllipsisType = ...,
+        num_eval_envs: int | EllipsisType | None = ...,
         callbacks: Sequence[Callback] = (),
         checkpoints: CheckpointsLike | EllipsisType = ...,
+        on_non_finite: OnNonFinite | EllipsisType = ...,
+        log_models: bool | EllipsisType = ...,
         trust: bool = False,
     ) -> Self:
         """Make a trainer from a checkpoint; its next `run()` continues the saved run, to the same bits.
@@ -199,8 +202,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 other tracker must be given.
             eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice. Under another one the
                 best begins anew.
+            num_eval_envs: Copies of a separate one; `...` keeps their number.
             callbacks: Called with the trainer and each row of statistics, see the class.
             checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
+            on_non_finite: What to do where numbers are not finite, see the class; `...` is as before.
+            log_models: Whether the run ends by logging its policies as models; `...` is as before.
             trust: Whether the checkpoint may name a store that you have not named, and modules to import, whose code
                 runs; else only modules that are imported already, or of rl8x, torch and Gymnasium, are used.
 
@@ -208,7 +214,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
         """
         made: Any = {"algorithm": algorithm, "tracker": tracker}
-        chosen: Any = {"eval_env": eval_env, "checkpoints": checkpoints}
+        chosen: Any = {"eval_env": eval_env, "num_eval_envs": num_eval_envs, "checkpoints": checkpoints}
+        chosen |= {"on_non_finite": on_non_finite, "log_models": log_models}
         given = {name: value for name, value in made.items() if value is not None}
         given |= {name: value for name, value in chosen.items() if value is not ...}
         checkpoint, origin, options = prepare(source, auto=auto, trust=trust, overrides=dict(overrides or {}), **given)
