@@ -15,6 +15,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
 
 FULFILS = {MLflowTracker: Tracker, MemoryTracker: Tracker, NullTracker: Tracker}
 UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+SAME_ARGUMENTS = re.compile(r"\bthe\s+arguments\s+of\s+`(?:\w+\.)?(\w+)`")
 SHAPE = re.compile(r"`(?:int64 |float32 )?\[[^`]*\]`|\bscalars?\b|\b0-d\b")
 
 
@@ -64,6 +65,8 @@ def members(path, cls):
         seen.add(name)
         overridden = [vars(other)[name] for other in bases if name in vars(other)]
         texts = [text_of(function_in(each) or each) for each in overridden]
+        others = [other for text in texts for other in SAME_ARGUMENTS.findall(text)]
+        texts += [text_of(vars(base)[other]) for other in others for base in bases if other in vars(base)]
         is_property = isinstance(member, property | functools.cached_property)
         yield Documented(f"{path}.{name}", function, texts, is_property)
     made = [text_of(base) for base in bases] + [text_of(vars(b)["__init__"]) for b in bases if "__init__" in vars(b)]

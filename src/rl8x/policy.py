@@ -302,10 +302,7 @@ class Policy(nn.Module):
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
         """Return the distributions' parameters of one observation a copy, values `[num_envs]`, and the state after.
 
-        Args:
-            obs: As in `act`.
-            state: As in `act`.
-            starts: As in `act`.
+        Of the arguments of `act`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -362,10 +359,7 @@ class Policy(nn.Module):
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate values in units of rewards, `[num_envs]`; an actor apart from the critic is not run.
 
-        Args:
-            obs: As in `act`.
-            state: As in `act`.
-            starts: As in `act`.
+        Of the arguments of `act`.
         """
         seen = self._seen(self.model_inputs(obs)[0])
         with self.autocast():

@@ -70,23 +70,14 @@ class Model(nn.Module):
         """
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`; a subclass may skip the actor's work.
-
-        Args:
-            obs: As in `forward`.
-            state: As in `forward`.
-            starts: As in `forward`.
-        """
+        """Return the values alone, `[T, B]`, of the arguments of `forward`; a subclass may skip the actor's work."""
         values: Tensor = self(obs, state, starts)[1]
         return values
 
     def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return features and state without values, as `forward` does; a subclass may skip the critic's work.
+        """Return features and state without values; a subclass may skip the critic's work.
 
-        Args:
-            obs: As in `forward`.
-            state: As in `forward`, whole or as `actor_state` returns it, each `[B, *]`.
-            starts: As in `forward`.
+        Of the arguments of `forward`; the state, each `[B, *]`, may be what `actor_state` returns.
         """
         features, _, state = self(obs, state, starts)
         return features, state
