@@ -284,6 +284,7 @@ def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkey
         ({"env": 5}, "`env` must be a text; got 5"),
         ({"env": None}, "`env` must have a value"),
         ({"env": "A", "steps_per_evl": 5}, "unknown key 'steps_per_evl'. Did you mean 'steps_per_eval'"),
+        ({"env": "A", "train": {"a": {}}}, "'train': it is one of a study, which `rl8x study -f FILE` runs"),
         ({"env": "A", "num_envs": 5}, "'num_envs': it is a hyperparameter. Put it under `algorithm_config`"),
         ({"env": "A", "max_steps": "many"}, "`max_steps` must be a whole number; got 'many'"),
         ({"env": "A", "eval_env": 3}, "`eval_env` must be auto, true, false or an environment's name; got 3"),

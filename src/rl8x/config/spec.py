@@ -297,6 +297,7 @@ SECTIONS: Final[Mapping[str, type[_Section]]] = {
     "run": RunOptions,
     "trainer": TrainerSpec,
 }
+_OF_A_STUDY: Final = ("train", "test", "test_cells", "seeds", "vary", "trials")
 FIELDS: Final = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
 """Every key of a run file with its field; no two sections have one of the same name."""
 
@@ -505,6 +506,8 @@ def _shown_condition(spec: Any, trust: Trust) -> str:
 
 def _unknown(name: str, hyperparameters: Collection[str]) -> str:
     """Say what an unknown key may mean."""
+    if name in _OF_A_STUDY:
+        return f"unknown key {name!r}: it is one of a study, which `rl8x study -f FILE` runs."
     here = name_here(name, hyperparameters)
     if name in hyperparameters or (here is not None and name_here(name, FIELDS) is None):
         meant = "a hyperparameter" if name in hyperparameters else f"{here!r} here"
