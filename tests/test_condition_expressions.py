@@ -1,7 +1,6 @@
 """Conditions as comparisons in a line, against the classes that they stand for and against Python's own comparisons."""
 
 import json
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -44,39 +43,7 @@ def test_a_text_is_the_condition_that_classes_write(text, condition):
     assert to_spec(made) == to_spec(condition)  # what a checkpoint has: no text that would be read again
     assert repr(from_spec(json.loads(json.dumps(to_spec(made))))) == repr(condition)
     assert is_expression(text)
-
-
-UNBALANCED = "A metric, a number or a parenthesis is missing, or there is one too many."
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("env/steps", ""),
-        ("env/steps >= 5 and", UNBALANCED),
-        ("> 5", UNBALANCED),
-        ("and >= 5", UNBALANCED),
-        ("env/steps = 5", "'= 5' cannot be read."),
-        ("env/steps ** 2 >= 5", "'** 2 >= 5' cannot be read."),
-        ("env/steps >= 50,000", "',000' cannot be read."),
-        ("env/steps >= eval/returns/mean", "one must be a metric and the other a number."),
-        ("env/steps >= nan", "one must be a metric and the other a number."),
-        ("env/steps >= 1e999", "must be a finite number; got inf."),
-        ("(env/steps >= 5", UNBALANCED),
-        ("env/steps >= 5)", UNBALANCED),
-        ("env/steps >= 5 not", UNBALANCED),
-        ("a >= 1 and b", "'b' is compared with nothing."),
-        ("wall_time and a >= 1", "'wall_time' is compared with nothing."),
-        ("__import__('os') >= 1", "'__import__' is compared with nothing."),
-        ("__import__('os').getcwd() >= 1", UNBALANCED),
-        ("() >= 1 or a", "`()` has nothing in it."),
-        ("(" * 1000 + "a > 1" + ")" * 1000, "It is nested too deeply."),
-    ],
-)
-def test_anything_else_is_an_unknown_condition_and_says_why(text, why):
-    with pytest.raises(ValueError, match=rf"^unknown stop condition .*{re.escape(why)} There are all, .*confirmed\.$"):
-        from_spec(text)
-    assert not is_expression(text)
+    assert not is_expression(f"{text} and wall_time")
 
 
 NUMBERS = [-2, 0, 1, 2.5]

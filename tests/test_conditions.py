@@ -26,15 +26,13 @@ from rl8x.conditions import (
     Not,
     Or,
     Plateau,
-    StopsDecreasing,
-    StopsIncreasing,
     WallTime,
     as_condition,
     from_spec,
     kinds,
     to_spec,
 )
-from rl8x.conditions.base import KINDS, as_conditions, check_names
+from rl8x.conditions.base import KINDS, as_conditions
 
 X, EVAL, RETURNS = "losses/total", "eval/returns/mean", "episodes/returns/mean"
 
@@ -174,21 +172,15 @@ def unimproved(series, patience, rtol, atol, sign):
 def test_every_condition_equals_the_model_also_when_resumed_and_restarted(tree, history, cut):
     expected = [model(tree, history[: i + 1]) is True for i in range(len(history))]
     condition = build(tree)
+    assert repr(eval(repr(condition), vars(conditions))) == repr(condition)
     condition.start()
     assert [condition(row) for row in history] == expected
     condition.start()  # a second run remembers nothing of the first
     first = [condition(row) for row in history[:cut]]
     resumed = from_spec(json.loads(json.dumps(to_spec(condition))))
+    assert repr(resumed) == repr(condition)
     resumed.load_state_dict(json.loads(json.dumps(condition.state_dict(), allow_nan=False)))
     assert first + [resumed(row) for row in history[cut:]] == expected
-
-
-@settings(max_examples=150, deadline=None)
-@given(trees)
-def test_repr_and_spec_make_the_condition_again(tree):
-    condition = build(tree)
-    assert repr(eval(repr(condition), vars(conditions))) == repr(condition)
-    assert repr(from_spec(json.loads(json.dumps(to_spec(condition))))) == repr(condition)
 
 
 # -- one by one
@@ -221,19 +213,6 @@ def test_plateaus_by_hand(arguments, values, met_at):
     assert {i for i, verdict in enumerate(met) if verdict} == met_at
 
 
-def stops_at(condition, curve):
-    return next((i for i, value in enumerate(curve) if condition({X: value})), None)
-
-
-@pytest.mark.parametrize("tau", [20, 60, 200])
-def test_a_smooth_rise_is_a_plateau_near_its_end_and_not_on_its_way(tau):
-    curve = [480 - 460 * math.exp(-k / tau) for k in range(20 * tau)]
-    at = stops_at(Plateau(X, patience=10, rtol=0.01), curve)
-    # rl8's, neighbour by neighbour, stops the slowest at 37%
-    assert curve[at] > 0.8 * 480
-    assert at <= 5 * tau
-
-
 def test_plain_callables_compose():
     def solved(stats):
         return stats[EVAL] > 3 and stats[X] < 1
@@ -244,8 +223,6 @@ def test_plain_callables_compose():
     assert (HitsUpperBound(X, 5) | solved)({X: 0, EVAL: 4})
     with pytest.raises(ValueError, match=r"Unknown metric 'losses/totl' in .*Nearest: losses/total"):
         as_condition(lambda stats: stats["losses/totl"] > 1)({X: 1.0})
-    with pytest.raises(ValueError, match="no form in a run file"):
-        to_spec(condition)
 
 
 class Says(Condition):
@@ -278,22 +255,17 @@ def test_non_finite_names_the_culprit():
     assert repr(NonFinite(X)) == "NonFinite(names=['losses/total'])"
 
 
-def test_a_condition_has_no_truth_value():
-    with pytest.raises(TypeError, match=r"compose with &, \| and ~"):
-        _ = HitsUpperBound(X, 1) and HitsUpperBound(X, 2)
-
-
 # -- wall time
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(kinds.time, "monotonic", lambda: now[0])
-    return now
+def test_durations():
+    durations = {90: 90, 0.5: 0.5, "90s": 90, "1h30m": 5400, "1.5 H": 5400, "2d 1s": 172801}
+    assert {duration: WallTime(duration).seconds for duration in durations} == durations
 
 
-def test_wall_time_goes_on_after_a_resume(clock):
+def test_wall_time_goes_on_after_a_resume(monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(kinds.time, "monotonic", lambda: clock[0])
     condition = WallTime("1m")
     condition.start()
     clock[0] += 50
@@ -309,17 +281,6 @@ def test_wall_time_goes_on_after_a_resume(clock):
     assert resumed.reason({}) == "WallTime('1m'): 60 s"
     resumed.start()
     assert not resumed({})
-
-
-DURATIONS = {90: 90, 0.5: 0.5, "90s": 90, "1h30m": 5400, "1.5 H": 5400, "2d 1s": 172801}
-NO_DURATIONS = ["", "soon", "2", "1h x", "-1h", 0, -3, math.nan, math.inf, True, None, "0s"]
-
-
-def test_durations():
-    assert {duration: WallTime(duration).seconds for duration in DURATIONS} == DURATIONS
-    for duration in NO_DURATIONS:
-        with pytest.raises(ValueError, match=r"WallTime needs positive seconds.*got"):
-            WallTime(duration)
 
 
 # -- confirmed
@@ -358,14 +319,8 @@ def test_confirmed_believes_evaluations_and_not_the_training(condition, scores, 
     rows_ = [{RETURNS: value, EVAL: 1000.0} for value in (300.0, 20.0, 195.0, 195.0)]
     assert [condition(row) for row in rows_] == [bool(each) for each in met]
     assert trainer.scores == []  # evaluated only where the condition was met
-    assert condition.reason(rows_[-1]).startswith(repr(condition))
-
-
-def test_confirmed_says_what_was_measured():
-    condition = Confirmed(HitsUpperBound(RETURNS, 195))
-    condition.bind(Trainer(200.0))
-    assert condition(row := {RETURNS: 195.0, EVAL: 1000.0})
-    assert condition.reason(row).endswith(": episodes/returns/mean = 195, eval/returns/mean = 200")
+    measured = "episodes/returns/mean = 195, eval/returns/mean = "
+    assert condition.reason(rows_[-1]).startswith(f"{condition!r}: {measured}" if met[-1] else repr(condition))
 
 
 def test_confirmed_by_another_condition_within_a_composition():
@@ -379,14 +334,6 @@ def test_confirmed_by_another_condition_within_a_composition():
     assert repr(again) == repr(condition)
     again.load_state_dict(condition.state_dict())
     assert again.children[1].condition.values == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    "inner", [Plateau(X), HitsUpperBound(keys.ENV_STEPS, 9), lambda stats: True, WallTime(9), NonFinite()]
-)
-def test_confirmed_needs_something_that_an_evaluation_can_decide(inner):
-    with pytest.raises(ValueError, match="an evaluation cannot decide"):
-        Confirmed(inner)
 
 
 def test_confirmed_refuses_what_evaluations_of_the_trainer_do_not_measure():
@@ -435,41 +382,7 @@ def test_a_copy_of_a_condition_that_had_a_trainer_waits_for_its_own(copied):
     assert not again(row)
 
 
-def test_confirmed_needs_a_trainer_that_evaluates():
-    with pytest.raises(TypeError, match="needs a trainer with evaluate_now"):
-        Confirmed(HitsUpperBound(RETURNS, 5)).bind(object())
-    (HitsUpperBound(X, 1) & Plateau(X)).bind(object())  # the others need nothing
-
-
-# -- what users get wrong
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Plateau(X, patience=0),
-        lambda: Plateau(X, patience=True),
-        lambda: Plateau(X, rtol=math.nan),
-        lambda: Plateau(X, after=-1),
-        lambda: StopsDecreasing(X, patience=-1),
-        lambda: StopsIncreasing(X, rtol=-0.1),
-        lambda: StopsIncreasing(X, patience="5"),
-        lambda: HitsUpperBound(X, math.nan),
-        lambda: HitsLowerBound(X, "5"),
-        lambda: NonFinite([]),
-        lambda: Confirmed(HitsUpperBound(EVAL, 1), evaluations=0),
-        lambda: And(),
-    ],
-)
-def test_arguments_out_of_range_are_refused(make):
-    with pytest.raises(ValueError, match=r"(must be|needs) .*got"):
-        make()
-
-
-def test_unknown_metric_names_are_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean"):
-        check_names([HitsUpperBound(X, 1) & Plateau("return/mean")], [X, *keys.TRAINER_METRICS])
-    check_names([HitsUpperBound(X, 1) & ~Plateau(EVAL), WallTime(3), NonFinite()], [X, EVAL, *keys.TRAINER_METRICS])
+# -- what users give
 
 
 def test_what_users_give_becomes_a_list():
@@ -478,11 +391,7 @@ def test_what_users_give_becomes_a_list():
     assert as_conditions(plateau) == [plateau]
     expected = ["Plateau", "FromCallable"]
     assert [type(part).__name__ for part in as_conditions((plateau, lambda stats: False))] == expected
-    with pytest.raises(TypeError, match="a list of conditions; got 5"):
-        as_conditions(5)
-    for texts in ("x >= 5", ["x >= 5"]):
-        with pytest.raises(TypeError, match=r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one"):
-            as_conditions(texts)
+
     with pytest.raises(ValueError, match=r"Plateau\(.* occurs twice and would count every row twice"):
         as_conditions([plateau, HitsUpperBound(X, 1) & plateau])
     bound = HitsUpperBound(X, 1)
@@ -552,12 +461,6 @@ def test_what_counts_in_an_argument_is_saved():
     again.load_state_dict({})  # of before the first row
 
 
-@pytest.mark.parametrize("other", [HitsUpperBound(X, 1), Plateau(X) & Plateau(X), WallTime(5)])
-def test_a_state_of_other_conditions_is_refused(other):
-    with pytest.raises(ValueError, match="Resume with the conditions saved"):
-        Plateau(X).load_state_dict(other.state_dict())
-
-
 # -- run files
 
 
@@ -586,25 +489,6 @@ def test_specs(spec, shown):
     assert repr(from_spec(spec)) == shown
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (
-            {"platteau": {"name": X}},
-            "unknown stop condition 'platteau'. Did you mean 'plateau'\\? There are all, .*confirmed\\.$",
-        ),
-        ({"plateau": {"name": X, "patienc": 3}}, "'plateau' takes name, patience, rtol, atol, after; .*'patienc'"),
-        ({"plateau": X, "wall_time": 3}, "written as one entry"),
-        ({"all": {"plateau": X}}, "'all' takes a list of conditions"),
-        ({"all": []}, "at least one"),
-        ({"my.module.Condition": 5}, "unknown stop condition"),
-    ],
-)
-def test_wrong_specs_say_what_is_legal(spec, message):
-    with pytest.raises(ValueError, match=message):
-        from_spec(spec)
-
-
 class Countdown(Condition):
     def __init__(self, rows):
         self.rows = rows
@@ -615,23 +499,11 @@ class Countdown(Condition):
 
 
 def test_conditions_of_ones_own():
-    find = {f"{__name__}.Countdown": Countdown, "my.Other": int}.__getitem__
+    find = {f"{__name__}.Countdown": Countdown}.__getitem__
     condition = from_spec({"any": [{f"{__name__}.Countdown": {"rows": 2}}, {"wall_time": 9}]}, find=find)
     assert repr(condition) == "Or(Countdown(2), WallTime(9))"
     assert [condition({}), condition({})] == [False, True]
     assert to_spec(Countdown(3)) == {f"{__name__}.Countdown": {"rows": 3}}
-    with pytest.raises(ValueError, match="not a subclass"):
-        from_spec({"my.Other": 3}, find=find)
-
-
-def test_what_no_file_can_say_has_no_form():
-    class Inside(Countdown):
-        pass
-
-    with pytest.raises(ValueError, match="Inside has no form in a run file: define it outside of functions"):
-        to_spec(Inside(3) & WallTime(1))
-    with pytest.raises(ValueError, match="has no form in a run file: an argument is a value of type set"):
-        to_spec(~Countdown({3}))
 
 
 def test_a_class_of_ones_own_takes_no_built_in_name():

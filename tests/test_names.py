@@ -9,9 +9,8 @@ import re
 import pytest
 from tests.pages import ROOT
 
-import rl8x
 from rl8x import PPOConfig
-from rl8x.algorithms import DQNConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import DQNConfig, TD3Config
 from rl8x.cli.main import COMMANDS
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
@@ -74,46 +73,6 @@ def test_what_the_table_answers_exists():
         options = set(re.findall(r"`([a-z]\w*)(?:=[^`]*)?`", words))
         # A part of an observation, an argument of environments, and a method of configs.
         assert options <= FIELDS | {"action_mask", "team_return", "build"}, words
-
-
-@pytest.mark.parametrize(
-    ("config", "name", "message"),
-    [
-        (PPOConfig, "learning_rate", "PPOConfig has no option 'learning_rate'. It is 'lr' here."),
-        (PPOConfig, "n_steps", "It is 'horizon' here."),
-        (DQNConfig, "n_steps", "It is 'n_step' here."),
-        (PPOConfig, "batch_size", "It is 'sgd_minibatch_size' here."),
-        (PPOConfig, "ent_coef", "It is 'entropy_coeff' here."),
-        (SACConfig, "ent_coef", "It is 'alpha' here."),
-        (PPOConfig, "num_steps", "It is 'horizon' here."),
-        (PPOConfig, "eps_clip", "It is 'clip_param' here."),
-        (PQNConfig, "start_e", "It is 'epsilon' here."),
-        (PPOConfig, "net_arch", 'Here that is `model_config={"hidden_sizes": [64, 64]}`.'),
-        (PPOConfig, "hidden_sizes", 'Here that is `model_config={"hidden_sizes": [64, 64]}`.'),
-        (PPOConfig, "total_timesteps", 'Here that is `HitsUpperBound("env/steps", N)` in `run('),
-        (PPOConfig, "num_env", "Nearest: num_envs, num_threads"),
-        (PPOConfig, "qqq", "There are seed, device,"),
-    ],
-)
-def test_in_python(config, name, message):
-    with pytest.raises(ValueError, match="has no option") as error:
-        config(**{name: 1})
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "name", "here"), [(GRUModel, "hidden_sizes", "hidden_size"), (MLPModel, "hidden_size", "hidden_sizes")]
-)
-def test_in_the_arguments_of_another_model(model, name, here):
-    with pytest.raises(ValueError, match=f"no argument '{name}'.*It is '{here}' here"):
-        check_arguments(model, {name: 8}, "model_config", num_positional=2)
-
-
-def test_of_the_root_package():
-    with pytest.raises(AttributeError, match=r"no attribute 'DDPG'\. Here that is `TD3Config\(num_critics=1, "):
-        rl8x.DDPG  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no attribute 'whatever'$"):
-        rl8x.whatever  # noqa: B018
 
 
 def test_a_name_of_nobody_is_not_answered():

@@ -5,11 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.envs import CartPole
 from rl8x.keys import ACTION_MASK
 from rl8x.policy import Policy
-from rl8x.spaces import check_mask, leaves, only_legal
+from rl8x.spaces import leaves, only_legal
 from rl8x.trees import flatten_tree, unflatten_tree
 
 X = spaces.Box(-1, 1, (2,), np.float32)
@@ -79,24 +77,6 @@ def test_the_mask_is_part_of_what_is_scored():
         assert result.entropy.item() == pytest.approx(np.log(1 / p), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("mask", "actions", "says"),
-    [
-        (flags(4), spaces.Discrete(3), r"'action_mask' must be shaped \[3\].*got Box\(\[4\]"),
-        (flags(4), spaces.MultiDiscrete([2, 3]), r"shaped \[5\]"),
-        (flags(2), X, "needs discrete actions"),
-        (flags(4), MIXED, "must be a Dict with masks for some of gear, legs, on"),
-        (spaces.Dict({"leg": flags(5)}), MIXED, "'leg'.*legs"),
-        (spaces.Dict({"legs": flags(4)}), MIXED, r"'action_mask/legs' must be shaped \[5\]"),
-    ],
-)
-def test_a_mask_that_does_not_fit_is_refused(mask, actions, says):
-    with pytest.raises(ValueError, match=says):
-        Policy(spaces.Dict({"x": X, ACTION_MASK: mask}), actions)
-    with pytest.raises(ValueError, match=r"action_mask|action space"):
-        check_mask(mask, actions, ACTION_MASK)
-
-
 def critic_space():
     return spaces.Dict({"x": X, "hidden": spaces.Box(-1, 1, (3,), np.float32), "kind": spaces.Discrete(2)})
 
@@ -122,55 +102,3 @@ def test_what_only_the_critic_sees_has_no_influence_on_the_actor(model):
     features_2 = policy.model(other, state, starts)[0]
     gradient = torch.autograd.grad(features_2.sum(), other["hidden"], allow_unused=True)[0]
     assert gradient is None or not gradient.any()
-
-
-@pytest.mark.parametrize(
-    ("space", "config", "says"),
-    [
-        (critic_space(), {"critic_obs": ["hiden"]}, "'hiden'.*hidden"),
-        (critic_space(), {"critic_obs": ["hidden"], "shared": True}, "shared=False"),
-        (critic_space(), {"critic_obs": ["x", "hidden", "kind"]}, "nothing to see"),
-        (critic_space(), {"critic_obs": "hidden"}, r"Try \['hidden'\]"),
-        (X, {"critic_obs": ["x"]}, "parts of a Dict"),
-        (spaces.Dict({ACTION_MASK: flags(3)}), {}, "beside 'action_mask'"),
-    ],
-)
-def test_observations_that_leave_nothing_to_see_are_refused(space, config, says):
-    with pytest.raises(ValueError, match=says):
-        Policy(space, spaces.Discrete(3), model_config=config)
-
-
-def test_what_acts_in_other_libraries_is_answered_with_decide_and_load_algorithm(tmp_path):
-    policy = PPOConfig(num_envs=2, device="cpu", model_config={"hidden_sizes": [8]}).build(CartPole).policy
-    obs = np.zeros(4, dtype=np.float32)
-    for call in (
-        lambda: policy.predict(obs),
-        lambda: policy.predict(obs, deterministic=True),
-        lambda: policy.predict(obs, None, episode_start=True),
-    ):
-        with pytest.raises(TypeError, match=r"^to act, call `policy.decide\(obs\)`"):
-            call()
-    for source, error in (("my-run", FileNotFoundError), (tmp_path, IsADirectoryError)):
-        with pytest.raises(error, match=rf"^there is no file '{source}' .*: rl8x.load_algorithm\('{source}'\).policy$"):
-            Policy.load(source)
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "must be a path, without NUL; got ''"),
-        ("a\0b", r"must be a path, without NUL; got 'a\\x00b'"),
-        *((folder, f"must be a file; got the folder '{folder}'") for folder in (".", "..", "/")),
-    ],
-)
-def test_paths_that_name_no_file_are_refused(path, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    policy = Policy(X, spaces.Discrete(2))
-    calls = [("Policy.save: `path`", lambda: policy.save(path))]
-    if "NUL" in message:
-        config = DQNConfig(num_envs=2, device="cpu", buffer_path=path)
-        calls += [("Policy.load: `path`", lambda: Policy.load(path)), ("`buffer_path`", lambda: config.build(CartPole))]
-    for name, call in calls:
-        with pytest.raises(ValueError, match=f"{name} {message}"):
-            call()
-    assert not list(tmp_path.iterdir())

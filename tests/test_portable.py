@@ -37,21 +37,6 @@ def same_weights(policy, other):
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_observation_that_is_not_finite_is_refused(bad):
-    policy = Policy(VECTOR, Discrete(2), model_config=SMALL)
-    rows = random_rows(3)
-    rows[1, 2] = bad
-    with pytest.raises(ValueError, match=f"`obs` must be finite; got {bad} in row 1."):
-        policy.decide(rows)
-    with pytest.raises(ValueError, match=f"`obs` must be finite; got {bad} in row 0."):
-        policy.decide(rows[1])
-    assert policy.decide(rows[2]).actions in (0, 1)
-    two = Policy(Dict({"a": VECTOR, "b": Box(0, 9, (2,), np.int64)}), Discrete(2), model_config=SMALL)
-    with pytest.raises(ValueError, match=f"`obs/a` must be finite; got {bad} in row 1."):
-        two.decide({"a": rows, "b": np.zeros((3, 2), np.int64)})
-
-
 class Wider(MLPModel):
     """A model of a user's."""
 
@@ -288,49 +273,3 @@ def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):
         with pytest.raises(TypeError, match=words):
             policy.save(tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_does_not_fit_a_decision_is_refused():
-    feedforward, recurrent = (
-        Policy(VECTOR, STEER, model=model, model_config=config)
-        for model, config in (("mlp", SMALL), ("gru", {"hidden_size": 8}))
-    )
-    for starts in ([True], [True, False], True):  # of which one would have been taken for all three
-        with pytest.raises(ValueError, match=r"`starts` must be one flag an observation, \[3\]; got"):
-            feedforward.decide(random_rows(3), starts=starts)
-    assert feedforward.decide(random_rows(1)[0], starts=True).actions.shape == (2,)
-    with pytest.raises(ValueError, match="the state has no actor_h: give what the last decision returned, or None"):
-        recurrent.decide(random_rows(3), {})
-    for other in (torch.float64, torch.float16, torch.bfloat16):
-        with pytest.raises(TypeError, match=rf"the weights are {other}, .* in float32: call policy\.float\(\)"):
-            Policy(VECTOR, STEER, model_config=SMALL).to(other).decide(random_rows(3))
-    for wrong in ("left", None, [None] * 3, [[1.0] * 4, [1.0]], [1j] * 4, torch.zeros(4, dtype=torch.complex64)):
-        with pytest.raises(ValueError, match=r"`obs` must be numbers; got|the observation has no `obs`"):
-            feedforward.decide(wrong)
-    parts = Policy(Dict({"own": VECTOR, "agent_id": Discrete(3)}), STEER, model_config=SMALL)
-    with pytest.raises(ValueError, match=r"has no `obs/agent_id`.* by name: 'agent_id', 'own'\."):
-        parts.decide(random_rows(1)[0])
-
-
-@pytest.mark.parametrize(
-    ("space", "wrong", "shown"),
-    [
-        (Discrete(3), 3, r"Discrete\(3\); got 3"),
-        (Discrete(3), [0, -1], r"Discrete\(3\); got -1"),
-        (Discrete(3), 1.5, r"Discrete\(3\), whole numbers; got 1\.5"),
-        (Discrete(3), np.nan, r"Discrete\(3\), whole numbers; got nan"),
-        (Discrete(3, start=5), 4, r"Discrete\(3, start=5\); got 4"),
-        (MultiDiscrete([2, 3]), [1, 3], r"MultiDiscrete\(\[2\], int64\); got 3"),
-        (Box(0, 255, (2,), np.uint8), [0.25, 1.0], r"Box\(\[2\], uint8\), whole numbers; got 0\.25"),
-        (Box(0, 255, (2,), np.uint8), [300, 0], r"Box\(\[2\], uint8\), whole numbers; got 300"),
-        (Box(-8, 8, (2,), np.int8), torch.tensor([[0.0, np.inf]]), r"Box\(\[2\], int8\), whole numbers; got inf"),
-    ],
-)
-def test_whole_numbers_that_are_not_of_the_space_are_refused(space, wrong, shown):
-    policy = Policy(space, Discrete(2), model_config=SMALL)
-    with pytest.raises(ValueError, match=f"`obs` must be elements of {shown}"):
-        policy.decide(wrong)
-    element = space.sample()
-    whole = policy.decide(element).actions
-    for same in (np.asarray(element, np.float64), torch.as_tensor(element), np.asarray(element).tolist()):
-        assert policy.decide(same).actions == whole

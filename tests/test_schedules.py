@@ -37,24 +37,3 @@ def test_survives_json(kind):
     again = Schedule.make(json.loads(json.dumps(schedule.to_dict())))
     assert again == schedule
     assert Schedule.make(schedule) is schedule
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ([], "got an empty list"),
-        ([[5, 1.0]], "must begin at 0, .* got 5"),
-        ([[0, 1.0], [10, 0.5], [10, 0.1]], "transitions must increase; got 10 after 10"),
-        ([[0, float("nan")]], r"finite numbers all; got \[0, nan\]"),
-        ([[0, 1.0], [0.5, 1.0]], "transitions are whole numbers; got 0.5"),
-        ([[0, 1.0, 2.0]], r"got \[0, 1.0, 2.0\]"),
-        ([0, 1.0], "pairs.*got 0"),
-        (["ab"], "pairs.*got 'ab'"),
-        ([[0, True]], "finite numbers"),
-        ({"points": POINTS}, "keys kind, points; got points"),
-        ({"points": POINTS, "kind": "cosine"}, "'step' or 'interp'; got 'cosine'"),
-    ],
-)
-def test_refusals_name_the_hyperparameter(spec, message):
-    with pytest.raises(ValueError, match=f"`lr_schedule`.*{message}"):
-        Schedule.make(spec, name="lr_schedule")

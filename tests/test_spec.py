@@ -96,8 +96,3 @@ def test_what_no_file_can_hold_says_why_in_its_place():
     assert [*unwritable_in(spec.to_plain())][:2] == [instance, lost]
     assert len([*unwritable_in(spec.to_plain())]) == 4  # the evaluation environment and the condition too
     assert problems_of(spec, trainer.record.resolved)[:2] == [lost, instance]
-
-
-def test_the_name_of_a_run_file_is_no_spec():
-    with pytest.raises(TypeError, match=r"`spec` must be a RunSpec, as RunSpec.from_file\(.*got 'run.yaml'"):
-        Trainer.from_spec("run.yaml")

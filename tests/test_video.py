@@ -177,26 +177,6 @@ def test_a_video_is_written(tmp_path):
     assert made._repr_html_().startswith("<video")
 
 
-class Plain(CartPole):
-    draw = Env.draw
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "message"),
-    [
-        (Pendulum(1), {"episodes": 0}, "`episodes` must be at least 1; got 0"),
-        (Pendulum(1), {"fps": -5}, "`fps` must be greater than 0; got -5"),
-        (CartPole(1), {}, r"for observations of Box\(\[3\], float32\); got Box\(\[4\]"),
-        (GymnasiumEnv(Pictures, 1), {}, "render_mode='rgb_array'"),
-        (Plain(1), {}, "Plain cannot be rendered: give it a `draw`"),
-        (None, {}, "films are of a Policy in an Env; got Policy.* and None"),
-    ],
-)
-def test_what_cannot_be_filmed_is_refused(env, options, message):
-    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
-        film(policy_of(Pendulum(1)), env, **options)
-
-
 def test_flat_colours_keep_their_palette_and_photographs_get_their_own():
     random = np.random.default_rng(0)
     noise = [random.integers(0, 256, (40, 60, 3), dtype=np.uint8) for _ in range(12)]

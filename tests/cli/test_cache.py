@@ -4,7 +4,6 @@ import re
 import pytest
 import torch
 
-from rl8x.cli.main import main
 from rl8x.execution.artifacts import Artifacts
 
 
@@ -21,15 +20,12 @@ def kept(tmp_path, monkeypatch):
     return artifacts
 
 
-def test_programs_are_listed_the_one_used_last_first_and_removed(kept, capsys):
-    assert main(["cache"]) == 0
-    head, first, second, _, total = capsys.readouterr().out.splitlines()
+def test_programs_are_listed_the_one_used_last_first_and_removed(kept, call):
+    head, first, second, _, total = call("cache").splitlines()
     assert head.split() == ["key", "MB", "last", "used", "torch"]
     assert re.fullmatch(rf"b{{12}} +0\.5 +19\d\d-.* +{re.escape(torch.__version__)}", first)
     assert second.startswith(f"{'a' * 12} ")
     assert total == f"2 programs, 0.8 of 500 MB, in {kept.folder}"
-    assert main(["cache", "--clear"]) == 0
-    assert capsys.readouterr().out == f"0.8 MB removed from {kept.folder}\n"
+    assert call("cache", "--clear") == f"0.8 MB removed from {kept.folder}\n"
     assert kept.list() == []
-    assert main(["cache"]) == 0
-    assert capsys.readouterr().out == f"0 programs, 0.0 of 500 MB, in {kept.folder}\n"
+    assert call("cache") == f"0 programs, 0.0 of 500 MB, in {kept.folder}\n"

@@ -9,6 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from rl8x.algorithms import DQNConfig
+from rl8x.checkpoint import load_policy
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.replay.dataset import Dataset
@@ -25,40 +26,35 @@ def run(tmp_path, monkeypatch):
     return "runs"
 
 
-def test_a_data_set_of_a_run_is_learned_from(run, capsys):
-    assert main(["collect", run, "--transitions", "1e2", "--output", "deep/data", "--num-envs", "4"]) == 0
-    assert "deep/data: 100 transitions" in capsys.readouterr().out
+def test_a_data_set_of_a_run_is_learned_from(run, call):
+    out = call("collect", run, "--transitions", "1e2", "--output", "deep/data", "--num-envs", "4")
+    assert "deep/data: 100 transitions" in out
     data = Dataset.load("deep/data")
     assert data.size == 100
     assert data.observation_space == CartPole(1).single_observation_space
     algorithm = DQNConfig(dataset="deep/data", device="cpu", seed=1, batch_size=4, updates_per_step=2).build()
     assert "losses/q" in algorithm.step()
     # The weights of the checkpoint act: the same transitions again by hand.
-    from rl8x.trainers import Trainer
-
-    policy = Trainer.resume(run).algorithm.policy
-    again = record(policy, CartPole(4, seed=0), 100, seed=0).dataset
+    again = record(load_policy(run), CartPole(4, seed=0), 100, seed=0).dataset
     assert again.digest == data.digest
-    assert main(["collect", run, "--transitions", "100"]) == 0
-    assert Dataset.load("datasets/runs-100").size == 100
 
 
-def test_a_data_set_is_named_after_the_whole_name_or_the_folder(run, mlruns, capsys, monkeypatch):
+def test_a_data_set_is_named_after_the_whole_name_or_the_folder(run, mlruns, call, monkeypatch):
     for name in ("a/poles", "b/poles"):
         words = ["--tracking", "--run-name", name, "--max-steps", "1", "model_config.hidden_sizes=[8]"]
-        assert main(["train", "CartPole", *SMALL, *words, f"checkpoints.directory={name[0]}"]) == 0
-        assert main(["collect", name, "--transitions", "20"]) == 0
+        call("train", "CartPole", *SMALL, *words, f"checkpoints.directory={name[0]}")
+        call("collect", name, "--transitions", "20")
         assert Dataset.load(f"datasets/{name[0]}-poles-20").size == 20
     monkeypatch.chdir(run)
-    assert main(["collect", ".", "--transitions", "20"]) == 0
+    call("collect", ".", "--transitions", "20")
     assert Dataset.load("datasets/runs-20").size == 20
 
 
-def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, capsys):
+def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     words = ["--random", "--transitions", "60", "--num-envs", "4", "--seed", "3"]
-    assert main(["collect", "CartPole", *words, "env_config.length=0.4"]) == 0
-    assert "length = 0.4\nwrote       datasets/CartPole-60: 60 transitions" in capsys.readouterr().out
+    out = call("collect", "CartPole", *words, "env_config.length=0.4")
+    assert "length = 0.4\nwrote       datasets/CartPole-60: 60 transitions" in out
     env = CartPole(4, seed=3)
     env.action_space.seed(3)
     env.reset(seed=3, config={"length": 0.4})
@@ -72,11 +68,9 @@ def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, cap
     Path("own_env.py").write_text("from rl8x.envs import Pendulum\n\n\nclass Mine(Pendulum):\n    pass\n")
     monkeypatch.setattr(sys, "path", [*sys.path])  # as where the command is a script of its own
     for name in ("CartPole-v1", "own_env.Mine"):
-        assert main(["collect", name, *words, "--seed", str(2**63 - 1)]) == 0
+        call("collect", name, *words, "--seed", 2**63 - 1)
         assert Dataset.load(f"datasets/{name}-60").size == 60
-    capsys.readouterr()
-    assert main(["collect", "CartPol", *words]) == 2
-    assert "there is no run 'CartPol'" in capsys.readouterr().err
+    assert "there is no run 'CartPol'" in call("collect", "CartPol", *words, code=2)
 
 
 @pytest.fixture
@@ -87,11 +81,10 @@ def minari(tmp_path, monkeypatch):
     return pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
 
 
-def test_minaris_format_is_read_by_minari(run, minari, capsys):
+def test_minaris_format_is_read_by_minari(run, minari, call):
     words = ["collect", run, "--transitions", "100", "--num-envs", "4"]
-    assert main([*words, "--output", "plain"]) == 0
-    assert main([*words, "--format", "minari", "--output", "cartpole/new-v0"]) == 0
-    assert "cartpole/new-v0: 100 transitions" in capsys.readouterr().out
+    call(*words, "--output", "plain")
+    assert "cartpole/new-v0: 100 transitions" in call(*words, "--format", "minari", "--output", "cartpole/new-v0")
     ours, theirs = Dataset.load("plain"), minari.load_dataset("cartpole/new-v0")
     assert [*minari.list_local_datasets()] == ["cartpole/new-v0"]
     assert (theirs.total_steps, theirs.action_space) == (100, ours.action_space)
@@ -102,11 +95,10 @@ def test_minaris_format_is_read_by_minari(run, minari, capsys):
     read = Dataset.load("cartpole/new-v0")
     assert read.digest == ours.digest
     assert (read.observation_space, read.action_space) == (ours.observation_space, ours.action_space)
-    assert main([*words, "--format", "minari"]) == 0
+    call(*words, "--format", "minari")
     assert "rl8x/runs-100-v0" in minari.list_local_datasets()
-    capsys.readouterr()
-    assert main([*words, "--format", "minari", "--output", "cartpole/new-v0"]) == 2
-    assert "Minari has 'cartpole/new-v0' already" in capsys.readouterr().err
+    told = call(*words, "--format", "minari", "--output", "cartpole/new-v0", code=2)
+    assert "Minari has 'cartpole/new-v0' already" in told
 
 
 def test_trees_and_images_in_minaris_format_are_as_they_were(minari):

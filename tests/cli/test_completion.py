@@ -1,6 +1,5 @@
 """What a shell is offered, asked as its script asks, and that it imports little."""
 
-import os
 import subprocess
 import sys
 
@@ -14,16 +13,20 @@ from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore, NewRun
 
 
-def asked(line, monkeypatch, capsys):
-    """Return what bash is offered at the end of a line, each with its type."""
-    words = line.split(" ")
-    monkeypatch.setenv("_RL8X_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", line)
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    with pytest.raises(SystemExit) as end:
-        rl8x.main([], "rl8x")
-    assert end.value.code == 0
-    return capsys.readouterr().out.split()
+@pytest.fixture
+def asked(mlruns, monkeypatch, capsys):
+    """What bash is offered at the end of a line, each with its type."""
+
+    def ask(line):
+        monkeypatch.setenv("_RL8X_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        with pytest.raises(SystemExit) as end:
+            rl8x.main([], "rl8x")
+        assert end.value.code == 0
+        return capsys.readouterr().out.split()
+
+    return ask
 
 
 def test_what_is_offered_without_imports_is_what_there_is():
@@ -49,32 +52,33 @@ def test_what_is_offered_without_imports_is_what_there_is():
         ("rl8x train CartPole --steps-per", ["plain,--steps-per-eval"]),
     ],
 )
-def test_what_is_offered(line, offered, mlruns, monkeypatch, capsys):
-    assert asked(line, monkeypatch, capsys) == offered
+def test_what_is_offered(line, offered, asked):
+    assert asked(line) == offered
 
 
-def test_runs_are_offered_by_name(mlruns, monkeypatch, capsys):
+def test_runs_are_offered_by_name(mlruns, asked):
     store = MLflowStore(locate())
     for number, name in enumerate(("calm-ant", "calm-bee", "odd-cat")):
         run = store.create_run(NewRun(str(number), "e", None, name, 1000))
     store.delete_run(run)
     for line in ("rl8x resume ", "rl8x compare calm-ant ", "rl8x play "):
-        assert asked(line, monkeypatch, capsys) == ["plain,calm-ant", "plain,calm-bee"]
-    assert asked("rl8x resume calm-b", monkeypatch, capsys) == ["plain,calm-bee"]
+        assert asked(line) == ["plain,calm-ant", "plain,calm-bee"]
+    assert asked("rl8x resume calm-b") == ["plain,calm-bee"]
     (mlruns / "mlflow.db").write_bytes(b"no database")
-    assert asked("rl8x resume calm-b", monkeypatch, capsys) == ["file,calm-b"]
+    assert asked("rl8x resume calm-b") == ["file,calm-b"]
 
 
-def test_asking_imports_neither_torch_nor_mlflow(mlruns):
+def test_help_and_asking_import_neither_torch_nor_mlflow(mlruns):
     code = (
-        "import os, sys\nfrom rl8x.cli.main import rl8x\n"
+        "import os, sys\nfrom rl8x.cli.main import main, rl8x\n"
+        "assert main(['--help']) == main(['--version']) == 0\n"
+        "import rl8x.cli.doctor as says_what_is_broken\n"
+        "assert not {'torch', 'mlflow', 'numpy'} & set(sys.modules)\n"
+        "os.environ['_RL8X_COMPLETE'] = 'bash_complete'\n"
         "for line in ('rl8x ', 'rl8x train Cart', 'rl8x resume '):\n"
         "    os.environ['COMP_WORDS'], os.environ['COMP_CWORD'] = line, str(len(line.split(' ')) - 1)\n"
         "    try:\n        rl8x.main([], 'rl8x')\n    except SystemExit:\n        pass\n"
-        "    print('asked', {'torch', 'mlflow'} & set(sys.modules))"
+        "assert not {'torch', 'mlflow'} & set(sys.modules)"
     )
-    asks = {**os.environ, "_RL8X_COMPLETE": "bash_complete"}
-    done = subprocess.run([sys.executable, "-c", code], env=asks, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("asked")] == ["asked set()"] * 3
-    assert {"plain,train", "plain,CartPole"} <= set(lines)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"plain,train", "plain,CartPole"} <= set(done.stdout.splitlines())

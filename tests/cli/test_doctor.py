@@ -12,7 +12,6 @@ from packaging.requirements import Requirement
 
 from rl8x import trusted
 from rl8x.cli import doctor
-from rl8x.cli.main import main
 from rl8x.importing import import_named
 
 ROOT = Path(__file__).parents[2]
@@ -28,18 +27,12 @@ def probed(monkeypatch):
     return errors
 
 
-def diagnosed(capsys):
-    code = main(["doctor"])
-    return code, capsys.readouterr().out
-
-
-def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys):
+def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, call):
     monkeypatch.setenv("RL8X_CACHE_DIR", str(mlruns.parent / "cache"))
     (mlruns.parent / "cache").mkdir()
     (mlruns.parent / "cache" / "a.so").write_bytes(bytes(2_500_000))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    code, text = diagnosed(capsys)
-    assert code == 0
+    text = call("doctor")
     assert text.startswith("rl8x      0.1.0, in ")
     assert text.rstrip().endswith("everything essential works")
     for needed in map(Requirement, PROJECT["dependencies"]):
@@ -50,7 +43,7 @@ def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys)
     assert f"cpu, {len(os.sched_getaffinity(0))} of {os.cpu_count()} processors" in text
 
 
-def test_trust_that_is_remembered_is_shown(probed, mlruns, monkeypatch, capsys):
+def test_trust_that_is_remembered_is_shown(probed, mlruns, monkeypatch, call):
     monkeypatch.syspath_prepend(mlruns.parent)
     for name in ("kept_module", "changed_module"):
         (mlruns.parent / f"{name}.py").write_text("from rl8x.envs import CartPole\n")
@@ -58,17 +51,17 @@ def test_trust_that_is_remembered_is_shown(probed, mlruns, monkeypatch, capsys):
         sys.modules.pop(name)
     with open(mlruns.parent / "changed_module.py", "a") as file:
         file.write("# changed")
-    text = diagnosed(capsys)[1]
+    text = call("doctor")
     assert f"trust     2 modules, by {trusted.memory()}, which may be deleted" in text
     assert f"{mlruns.parent}/kept_module.py\n" in text
     assert f"{mlruns.parent}/changed_module.py, which has changed, so that rl8x asks again\n" in text
     trusted.memory().chmod(0o602)
-    assert "trusted.json is not used, since" in diagnosed(capsys)[1]
+    assert "trusted.json is not used, since" in call("doctor")
     trusted.memory().unlink()
-    assert "trust     0 modules" in diagnosed(capsys)[1]
+    assert "trust     0 modules" in call("doctor")
 
 
-def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, capsys):
+def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, call):
     extras = PROJECT["optional-dependencies"].keys() - {"dev", "test-all"}
     assert extras <= doctor.FEATURES.keys()
     missing = {"imageio", "h5py"}
@@ -79,8 +72,7 @@ def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, ca
         return found(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    _, text = diagnosed(capsys)
-    lines = {line.split()[0]: line for line in text.partition("\nextra ")[2].splitlines()[1:] if line}
+    lines = {line.split()[0]: line for line in call("doctor").partition("\nextra ")[2].splitlines()[1:] if line}
     assert lines["video"].endswith("pip install 'imageio[ffmpeg]>=2.34'")
     assert lines["hdf5"].endswith("pip install 'h5py>=3.8'")
     assert lines["minari"].endswith("pip install 'minari[hdf5]>=0.5.4'")  # which needs it too
@@ -94,45 +86,39 @@ def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, ca
         ("yaml", "ends Python (exit -11)", "broken: PyYAML: ends Python (exit -11); pip install 'PyYAML>="),
     ],
 )
-def test_what_is_broken_is_said_with_the_command_that_mends_it(probed, mlruns, capsys, name, fault, said):
+def test_what_is_broken_is_said_with_the_command_that_mends_it(probed, mlruns, call, name, fault, said):
     probed[name] = fault
-    code, text = diagnosed(capsys)
-    assert code == 1
+    text = call("doctor", code=1)
     assert said in text
     assert text.rstrip().endswith("something essential is broken")
     assert "\nextra " in text
 
 
 @pytest.mark.parametrize("version", ["1.2.3", "2.16.0"])
-def test_a_version_that_was_not_tested_is_broken(probed, mlruns, monkeypatch, capsys, version):
+def test_a_version_that_was_not_tested_is_broken(probed, mlruns, monkeypatch, call, version):
     found = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch" else found(name))
-    code, text = diagnosed(capsys)
-    assert code == 1
-    assert f"broken: torch: {version}, but <2.16,>=2.13 is needed; pip install 'torch<2.16,>=2.13'" in text
+    said = f"broken: torch: {version}, but <2.16,>=2.13 is needed; pip install 'torch<2.16,>=2.13'"
+    assert said in call("doctor", code=1)
 
 
-def test_a_store_that_cannot_be_used_is_broken_and_shows_no_password(probed, mlruns, monkeypatch, capsys):
+def test_a_store_that_cannot_be_used_is_broken_and_shows_no_password(probed, mlruns, monkeypatch, call):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://me:geheimnis@host/x")
-    code, text = diagnosed(capsys)
-    assert code == 1
+    text = call("doctor", code=1)
     assert "broken: tracking: " in text
     assert "geheimnis" not in text
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_runs_are_eager_and_nothing_is_broken(probed, mlruns, monkeypatch, capsys, compiler):
+def test_without_a_compiler_runs_are_eager_and_nothing_is_broken(probed, mlruns, monkeypatch, call, compiler):
     monkeypatch.setenv("CXX", compiler)
-    code, text = diagnosed(capsys)
-    assert code == 0
-    assert 'runs are eager and execution="compile" is refused' in text
+    assert 'runs are eager and execution="compile" is refused' in call("doctor")
 
 
-def test_what_cannot_be_found_out_hides_nothing_else(probed, mlruns, monkeypatch, capsys):
+def test_what_cannot_be_found_out_hides_nothing_else(probed, mlruns, monkeypatch, call):
     for name in ("_devices", "_threads", "_cache", "_requirements"):
         monkeypatch.setattr(doctor, name, {"_requirements": dict}.get(name, lambda *args: 1 / 0))
-    code, text = diagnosed(capsys)
-    assert code == 0
+    text = call("doctor")
     assert text.count("cannot be found out: ZeroDivisionError: division by zero") == 3
     assert "what else it needs is not known" in text
     assert f"sqlite:///{mlruns}" in text
@@ -154,9 +140,8 @@ def test_a_package_that_ends_python_or_prints_is_no_end_of_the_diagnosis(tmp_pat
     assert told == {}
 
 
-def test_a_package_that_takes_too_long_is_the_only_one_that_is_blamed(mlruns, monkeypatch, capsys):
+def test_a_package_that_takes_too_long_is_the_only_one_that_is_blamed(mlruns, monkeypatch, call):
     monkeypatch.setattr(doctor, "_IMPORT_S", 0.0)
-    code, text = diagnosed(capsys)
-    assert code == 1
+    text = call("doctor", code=1)
     assert "mlflow: not tried, as torch is not imported within 0 s" in text
     assert [line.split()[1] for line in text.splitlines() if line.startswith("broken:")] == ["torch:"]

@@ -8,7 +8,6 @@ from tests.probes import ActionMatches
 
 from rl8x import MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, listed
-from rl8x.cli.main import main
 from rl8x.policy import Policy
 
 METRIC = "eval/returns/mean"
@@ -29,15 +28,13 @@ def trainer(mlruns):
     return train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=checkpoints)
 
 
-def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
+def test_last_and_best_are_written_and_logged(trainer, mlflow_client, call):
     run = trainer.tracker.run_id
-    assert main(["export", run]) == 0
-    assert "policy.safetensors\nobs float32 [batch, 1] -> actions int64 [batch]" in capsys.readouterr().out
+    assert "policy.safetensors\nobs float32 [batch, 1] -> actions int64 [batch]" in call("export", run)
     last = Policy.load("policy.safetensors")
     assert np.array_equal(last.decide(OBS).actions, trainer.algorithm.policy.decide(OBS).actions)
     words = ["--checkpoint", "best", "--output", "new/best.safetensors", "--register", "match", "--alias", "champion"]
-    assert main(["export", run, *words]) == 0
-    out = capsys.readouterr().out
+    out = call("export", run, *words)
     version = mlflow_client.get_model_version_by_alias("match", "champion")
     experiment = mlflow_client.get_run(run).info.experiment_id
     (model,) = mlflow_client.search_logged_models([experiment])
@@ -51,7 +48,7 @@ def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
     assert mlflow_client.get_run(run).info.status == "FINISHED"
 
 
-def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path, capsys):
+def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path, call):
     def scored(scores):
         def score(trainer, row):
             return {"score": scores[trainer.state["algorithm/steps"]]}
@@ -73,5 +70,5 @@ def test_the_best_of_a_run_that_went_back_is_not_of_what_it_left_behind(tmp_path
     # Of steps 0 to 4, then of step 2 again, where it went back, and of 3 and 4.
     assert len({path.name for path in (start, second, left, *listed(tmp_path / "run"))}) == 8
     for run in (tmp_path / "run", left):
-        assert main(["export", str(run), "--checkpoint", "best", "--output", str(tmp_path / "best.safetensors")]) == 0
-        assert capsys.readouterr().out.startswith(f"{second.name} -> ")
+        words = ["--checkpoint", "best", "--output", tmp_path / "best.safetensors"]
+        assert call("export", run, *words).startswith(f"{second.name} -> ")

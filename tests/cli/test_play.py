@@ -42,16 +42,15 @@ def played(run, env, **options):
     return last
 
 
-def test_masks_and_tasks_that_never_end_are_filmed(here, capsys):
-    assert main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", "--output", "a.gif"]) == 0
+def test_masks_and_tasks_that_never_end_are_filmed(here, call):
+    out = call("play", here / "trading", "--max-steps", "4", "--copies", "2", "--output", "a.gif")
     assert Image.open("a.gif").n_frames >= 4
-    assert "2 episodes of 2 had not ended" in capsys.readouterr().out
+    assert "2 episodes of 2 had not ended" in out
 
 
 @pytest.mark.parametrize("words", [[], ["--sample"]])
-def test_without_a_file_the_returns_are_printed(words, here, capsys):
-    assert main(["play", str(here / "runs"), "--episodes", "3", *words]) == 0
-    out = capsys.readouterr().out
+def test_without_a_file_the_returns_are_printed(words, here, call):
+    out = call("play", here / "runs", "--episodes", "3", *words)
     returns = played(here / "runs", CartPole(3, seed=0), env_config={}, deterministic=not words).returns
     shown = ", ".join(f"{value:.4g}" for value in returns)
     assert out.splitlines() == [
@@ -61,8 +60,7 @@ def test_without_a_file_the_returns_are_printed(words, here, capsys):
     assert list(Path().iterdir()) == []
 
 
-def test_it_plays_under_the_env_config_of_the_training_or_another(here, capsys):
-    run = str(here / "memory")
+def test_it_plays_under_the_env_config_of_the_training_or_another(here, call):
     for words, shown, config in (
         ([], "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training", TRAINED),
         (["env_config.length=0.7"], "gravity = 12.0, length = 0.7\n", {"gravity": 12.0, "length": 0.7}),
@@ -70,18 +68,15 @@ def test_it_plays_under_the_env_config_of_the_training_or_another(here, capsys):
         (["--env-config", "{}"], "the defaults\n", {}),
         (["--env", "CartPole"], "the defaults\n", {}),
     ):
-        capsys.readouterr()
-        assert main(["play", run, "--episodes", "2", *words]) == 0
-        out = capsys.readouterr().out
+        out = call("play", here / "memory", "--episodes", "2", *words)
         assert f"env_config  {shown}" in out
         returns = played(here / "memory", CartPole(2, seed=0), env_config=config).returns
         assert f"returns     {returns[0]:.4g}, {returns[1]:.4g}, mean" in out
 
 
-def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, capsys):
+def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, call):
     words = ["--grid", "length=0.25,0.5,1", "--grid", "force_mag=5,20", "--output", "deep/grid.gif", "--max-steps", "6"]
-    assert main(["play", str(here / "runs"), *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = call("play", here / "runs", *words).splitlines()
     assert [line.split()[1:3] for line in lines[2:8]] == [
         ["0.25", "5"], ["0.5", "5"], ["1", "5"], ["0.25", "20"], ["0.5", "20"], ["1", "20"],
     ]  # fmt: skip
@@ -130,15 +125,12 @@ def test_environments_are_closed_whatever_happens(here, monkeypatch, capsys, wor
 
 
 @pytest.mark.parametrize("command", [["play", "--episodes", "1"], ["collect", "--transitions", "20"]])
-def test_a_run_that_learned_from_data_acts_where_it_evaluated(here, capsys, command):
+def test_a_run_that_learned_from_data_acts_where_it_evaluated(here, call, command):
     name, *words = command
     options = ["--algorithm", "bc", "--dataset", "data", "--batch-size", "4", "--updates-per-step", "1", *DATA]
-    assert main(["collect", str(here / "runs"), "--transitions", "20", "--output", "data"]) == 0
+    call("collect", here / "runs", "--transitions", "20", "--output", "data")
     config = ["eval_env_config={length: 0.3}", "--steps-per-eval", "1", "--num-eval-envs", "1"]
     for run, evaluated in (("with", ["--eval-env", "CartPole", *config]), ("without", [])):
-        assert main(["train", *options, *evaluated, f"checkpoints.directory={run}"]) == 0
-    capsys.readouterr()
-    assert main([name, "with", *words]) == 0
-    assert "env_config  length = 0.3, as in the run's evaluations" in capsys.readouterr().out
-    assert main([name, "without", *words]) == 2
-    assert "without does not say in which environment: give it by --env" in capsys.readouterr().err
+        call("train", *options, *evaluated, f"checkpoints.directory={run}")
+    assert "env_config  length = 0.3, as in the run's evaluations" in call(name, "with", *words)
+    assert "without does not say in which environment: give it by --env" in call(name, "without", *words, code=2)

@@ -24,34 +24,34 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "tiny.yaml"
 
 
+NONE = "no test cell is inside of what it is trained on: none has "
+MOON = f"moon: {NONE}all of it at once (a parameter that the test does not name has its default)"
+
+
 def test_a_study_runs_and_says_what_came_out(file, capsys):
-    assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
+    words = ["study", "-f", "tiny.yaml", "seeds=[3]", "train={fixed: {length: 0.5}, moon: {gravity: 1.6}}"]
+    assert main(words) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].split() == ["training", "seeds", "return", "inside", "outside", "own", "worst", "cell"]
-    assert [line.split()[:2] for line in lines[1:3]] == [["fixed", "1"], ["wide", "1"]]
-    assert lines[3] == f"to look at it: rl8x report {file.parent / 'mlruns' / 'studies' / 'tiny'}"
+    assert [line.split()[:2] for line in lines[1:3]] == [["fixed", "1"], ["moon", "1"]]
+    assert lines[3:] == [MOON, f"to look at it: rl8x report {file.parent / 'mlruns' / 'studies' / 'tiny'}"]
     said = [line for line in err.splitlines() if line.startswith("rl8x: ")]
-    expected = ["fixed seed=3", "fixed seed=3", "wide seed=3", "wide seed=3"]
+    expected = ["fixed seed=3", "fixed seed=3", "moon seed=3", "moon seed=3"]
     assert [line.split(":")[1].strip() for line in said] == expected
     assert "(2/2)" in said[-1]
-    assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
+    assert main(words) == 0  # which only reads
     again, err = capsys.readouterr()
     assert again == out
     assert "begins" not in err
 
 
-def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, capsys):
-    assert main(["study", "-f", "tiny.yaml", "seeds=2", "vary.lr=[1e-3, 1e-2]", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, call):
+    lines = call("study", "-f", "tiny.yaml", "seeds=2", "vary.lr=[1e-3, 1e-2]", "--dry-run").splitlines()
     assert len(lines) == 10
     assert lines[1] == "fixed lr=0.001 seed=1"
     assert lines[-2:] == ["8 trainings", "each tested in 3 cells, 2 episodes in each: 6 episodes a policy"]
     assert list(file.parent.iterdir()) == [file]
-
-
-NONE = "no test cell is inside of what it is trained on: none has "
-MOON = f"moon: {NONE}all of it at once (a parameter that the test does not name has its default)"
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,12 @@ MOON = f"moon: {NONE}all of it at once (a parameter that the test does not name 
         ("{lists: {length: {choice: [0.5, 1]}}}", "{length: [0.5, 3]}", []),
     ],
 )
-def test_a_training_without_a_cell_inside_says_why(file, capsys, train, test, notes):
-    words = ["study", "-f", "tiny.yaml", "seeds=[3]", f"train={train}", f"test={test}"]
-    assert main([*words, "--dry-run"]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "inside of what" in line] == notes
+def test_a_training_without_a_cell_inside_says_why(file, call, train, test, notes):
+    out = call("study", "-f", "tiny.yaml", "seeds=[3]", f"train={train}", f"test={test}", "--dry-run")
+    assert [line for line in out.splitlines() if "inside of what" in line] == notes
 
 
-def test_why_a_training_has_no_cell_inside_stands_above_the_last_line_whenever_it_is_shown(file, capsys):
-    for _ in range(2):  # the second only reads
-        assert main(["study", "-f", "tiny.yaml", "seeds=[3]", "train={moon: {gravity: 1.6}}"]) == 0
-        out = capsys.readouterr().out.splitlines()
-        assert [line for line in out if "inside of what" in line] == [MOON]
-        assert out[-1].startswith("to look at it: ")
-
-
-def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monkeypatch):
+def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, call, monkeypatch):
     answer = lambda job: {"key": job["key"], "error": "the disk is full"}  # noqa: E731
     monkeypatch.setattr("rl8x.studies.study.run_job", answer)
-    assert main(["study", "-f", "tiny.yaml"]) == 1
-    assert "failed: wide seed=0: the disk is full" in capsys.readouterr().out.splitlines()
+    assert "failed: wide seed=0: the disk is full" in call("study", "-f", "tiny.yaml", code=1).splitlines()

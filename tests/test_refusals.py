@@ -1,0 +1,399 @@
+"""What rl8x's own modules refuse, each in a line that says what came and what is legal; packages have their tables."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tests.probes import Steps
+from tests.test_policy import MIXED, SMALL, X, critic_space, flags
+
+import rl8x
+from rl8x import keys
+from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.conditions import (
+    And,
+    Confirmed,
+    HitsLowerBound,
+    HitsUpperBound,
+    NonFinite,
+    Plateau,
+    StopsDecreasing,
+    StopsIncreasing,
+    WallTime,
+    from_spec,
+    to_spec,
+)
+from rl8x.conditions.base import as_conditions, check_names
+from rl8x.config import RunSpec, apply_overrides, dump_run
+from rl8x.distributions import NoisyDeterministic, SquashedNormal
+from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.importing import import_named
+from rl8x.keys import ACTION_MASK
+from rl8x.models import GRUModel, MLPModel
+from rl8x.names import check_arguments
+from rl8x.policy import Policy
+from rl8x.schedules import Schedule
+from rl8x.spaces import AsymmetricDict, check_supported, space_to_plain
+from rl8x.video import film, record_video
+
+do = functools.partial
+
+# -- conditions
+
+LOSS, EVAL = "losses/total", "eval/returns/mean"
+ASKED = HitsUpperBound("returns/mean", 9)
+UNBALANCED = r"A metric, a number or a parenthesis is missing, or there is one too many\."
+TEXTS = {  # that are no conditions, and why
+    "env/steps": "",
+    "env/steps >= 5 and": UNBALANCED,
+    "> 5": UNBALANCED,
+    "env/steps = 5": r"'= 5' cannot be read\.",
+    "env/steps ** 2 >= 5": r"'\*\* 2 >= 5' cannot be read\.",
+    "env/steps >= 50,000": r"',000' cannot be read\.",
+    "env/steps >= eval/returns/mean": r"one must be a metric and the other a number\.",
+    "env/steps >= nan": r"one must be a metric and the other a number\.",
+    "env/steps >= 1e999": r"must be a finite number; got inf\.",
+    "(env/steps >= 5": UNBALANCED,
+    "env/steps >= 5)": UNBALANCED,
+    "env/steps >= 5 not": UNBALANCED,
+    "wall_time and a >= 1": r"'wall_time' is compared with nothing\.",
+    "__import__('os') >= 1": r"'__import__' is compared with nothing\.",
+    "__import__('os').getcwd() >= 1": UNBALANCED,
+    "() >= 1 or a": r"`\(\)` has nothing in it\.",
+    "(" * 1000 + "a > 1" + ")" * 1000: r"It is nested too deeply\.",
+}
+
+
+class Countdown(HitsUpperBound):
+    def __init__(self, rows):
+        super().__init__(LOSS, 1)
+        self.rows = rows
+
+
+def of_a_function():
+    class Inside(Countdown): ...
+
+    return to_spec(Inside(3) & WallTime(1))
+
+
+def other_state(condition):
+    Plateau(LOSS).load_state_dict(condition.state_dict())
+
+
+DURATIONS = ["", "soon", "2", "1h x", "-1h", 0, -3, math.nan, math.inf, True, None, "0s"]
+OUT_OF_RANGE = [
+    lambda: Plateau(LOSS, patience=0),
+    lambda: Plateau(LOSS, patience=True),
+    lambda: Plateau(LOSS, rtol=math.nan),
+    lambda: Plateau(LOSS, after=-1),
+    lambda: StopsDecreasing(LOSS, patience=-1),
+    lambda: StopsIncreasing(LOSS, rtol=-0.1),
+    lambda: StopsIncreasing(LOSS, patience="5"),
+    lambda: HitsUpperBound(LOSS, math.nan),
+    lambda: HitsLowerBound(LOSS, "5"),
+    lambda: NonFinite([]),
+    lambda: Confirmed(HitsUpperBound(EVAL, 1), evaluations=0),
+    lambda: And(),
+]
+UNDECIDED = [Plateau(LOSS), HitsUpperBound(keys.ENV_STEPS, 9), lambda stats: True, WallTime(9), NonFinite()]
+CONDITIONS = [
+    *(
+        (rf"^unknown stop condition .*{why} There are all, .*confirmed\.$", do(from_spec, text))
+        for text, why in TEXTS.items()
+    ),
+    *((r"WallTime needs positive seconds.*got", do(WallTime, duration)) for duration in DURATIONS),
+    *((r"(must be|needs) .*got", make) for make in OUT_OF_RANGE),
+    *(("an evaluation cannot decide", do(Confirmed, inner)) for inner in UNDECIDED),
+    *(("Resume with the conditions saved", do(other_state, each)) for each in (ASKED, And(Plateau(LOSS)), WallTime(5))),
+    (r"compose with &, \| and ~", lambda: ASKED and ASKED),
+    (
+        r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean",
+        lambda: check_names([ASKED & Plateau("return/mean")], keys.TRAINER_METRICS),
+    ),
+    ("a list of conditions; got 5", do(as_conditions, 5)),
+    (r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one", do(as_conditions, "x >= 5")),
+    (r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one", do(as_conditions, ["x >= 5"])),
+    (r"'platteau'\. Did you mean 'plateau'\? There are all, .*confirmed\.$", do(from_spec, {"platteau": {}})),
+    ("takes name, patience, rtol, atol, after; .*'patienc'", do(from_spec, {"plateau": {"name": LOSS, "patienc": 3}})),
+    ("written as one entry", do(from_spec, {"plateau": LOSS, "wall_time": 3})),
+    ("'all' takes a list of conditions", do(from_spec, {"all": {"plateau": LOSS}})),
+    ("at least one", do(from_spec, {"all": []})),
+    ("unknown stop condition", do(from_spec, {"my.module.Condition": 5})),
+    ("not a subclass", do(from_spec, {"my.Other": 3}, find={"my.Other": int}.__getitem__)),
+    ("Inside has no form in a run file: define it outside of functions", of_a_function),
+    ("no form in a run file: an argument is a value of type set", lambda: to_spec(~Countdown({3}))),
+    ("no form in a run file", lambda: to_spec(ASKED & (lambda stats: True))),
+]
+
+# -- runs as plain data, and what they name
+
+RUN = {"env": "CartPole", "steps_per_eval": 5}
+OVERRIDES = {
+    "lr": "is KEY=VALUE",
+    "a..b=5": "is KEY=VALUE",
+    "steps_per_eval.x=5": "steps_per_eval is 5, not a mapping",
+    "env.time_limit=null": r"`env` is a name; got 'env.time_limit=null'\. Arguments of .* are under `env_kwargs`",
+    "a={b: !!python/name:os.system x}": "not a list or mapping in YAML",
+}
+PATHS = {
+    "nowhere_at_all.Env": "No module named 'nowhere_at_all'.*working directory",
+    "rl8x.keys.OBSS": "module 'rl8x.keys' has no 'OBSS'. Did you mean 'OBS'",
+    "Env": r"looks like package\.module\.Name; got 'Env'",
+    "os.system('ls')": r"looks like package\.module\.Name",
+    "..x": r"looks like package\.module\.Name",
+}
+RUNS = [
+    ("`env` must be a text; got 5", {"env": 5}),
+    ("`env` must have a value", {"env": None}),
+    ("unknown key 'steps_per_evl'. Did you mean 'steps_per_eval'", {"env": "A", "steps_per_evl": 5}),
+    ("'num_envs': it is a hyperparameter. Put it under `algorithm_config`", {"env": "A", "num_envs": 5}),
+    ("`max_steps` must be a whole number; got 'many'", {"env": "A", "max_steps": "many"}),
+    ("`eval_env` must be auto, true, false or an environment's name; got 3", {"env": "A", "eval_env": 3}),
+    ("'PPOO'; there are BC, .*, FastSAC, FlashSAC, SAC, .*Did you mean 'PPO'", {"env": "A", "algorithm": "PPOO"}),
+    ("must name a subclass", {"env": "A", "algorithm": "rl8x.keys.OBS"}),
+    ("`seed` is 1, but algorithm_config has 2", {"env": "A", "seed": 1, "algorithm_config": {"seed": 2}}),
+    (r"stop_conditions\[1\]: unknown.*'plateau'", {"env": "A", "stop_conditions": [{"wall_time": 1}, {"platea": 2}]}),
+    ("'env_cls' is another name of 'env', and both are given", {"env": "Pendulum", "env_cls": "CartPole"}),
+]
+# What other libraries call an option, which none has here.
+OPTIONS = [
+    (r"^PPOConfig has no option 'learning_rate'\. It is 'lr' here\.", do(PPOConfig, learning_rate=1)),
+    (r"It is 'horizon' here\.", do(PPOConfig, n_steps=1)),
+    (r"It is 'n_step' here\.", do(DQNConfig, n_steps=1)),
+    (r"It is 'entropy_coeff' here\.", do(PPOConfig, ent_coef=1)),
+    (r"It is 'alpha' here\.", do(SACConfig, ent_coef=1)),
+    (r"It is 'epsilon' here\.", do(PQNConfig, start_e=1)),
+    (r'Here that is `model_config=\{"hidden_sizes": \[64, 64\]\}`\.', do(PPOConfig, net_arch=1)),
+    (r'Here that is `HitsUpperBound\("env/steps", N\)` in `run\(', do(PPOConfig, total_timesteps=1)),
+    ("Nearest: num_envs, num_threads", do(PPOConfig, num_env=1)),
+    ("There are seed, device,", do(PPOConfig, qqq=1)),
+    (
+        "no argument 'hidden_sizes'.*It is 'hidden_size' here",
+        lambda: check_arguments(GRUModel, {"hidden_sizes": 8}, "", num_positional=2),
+    ),
+    (
+        "no argument 'hidden_size'.*It is 'hidden_sizes' here",
+        lambda: check_arguments(MLPModel, {"hidden_size": 8}, "", num_positional=2),
+    ),
+    (r"no attribute 'DDPG'\. Here that is `TD3Config\(num_critics=1, ", lambda: rl8x.DDPG),
+    ("no attribute 'whatever'$", lambda: rl8x.whatever),
+]
+PLAIN = [
+    *((message, do(apply_overrides, RUN, [word])) for word, message in OVERRIDES.items()),
+    *((message, do(import_named, path, trust=True)) for path, message in PATHS.items()),
+    *((message, do(RunSpec.from_plain, data)) for message, data in RUNS),
+    ("a run file holds plain data alone; got <object", do(dump_run, {"env": {"x": [object()]}})),
+    (r"`spec` must be a RunSpec, as RunSpec.from_file\(.*got 'run.yaml'", do(rl8x.Trainer.from_spec, "run.yaml")),
+]
+
+# -- schedules
+
+POINTS = [[0, 1.0], [100, 0.5], [200, 0.0]]
+SCHEDULES = [
+    ("got an empty list", []),
+    ("must begin at 0, .* got 5", [[5, 1.0]]),
+    ("transitions must increase; got 10 after 10", [[0, 1.0], [10, 0.5], [10, 0.1]]),
+    (r"finite numbers all; got \[0, nan\]", [[0, float("nan")]]),
+    ("transitions are whole numbers; got 0.5", [[0, 1.0], [0.5, 1.0]]),
+    (r"got \[0, 1.0, 2.0\]", [[0, 1.0, 2.0]]),
+    ("pairs.*got 0", [0, 1.0]),
+    ("pairs.*got 'ab'", ["ab"]),
+    ("finite numbers", [[0, True]]),
+    ("keys kind, points; got points", {"points": POINTS}),
+    ("'step' or 'interp'; got 'cosine'", {"points": POINTS, "kind": "cosine"}),
+]
+
+# -- spaces
+
+NUMBERS = spaces.Box(-1, 1, (2,), np.float32)
+NESTED = {"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})}
+NO_KEY = r"^space\['x'\] must have texts without '/' as keys; got"
+UNSUPPORTED = [
+    ("got None", None),
+    (r"^space must be a gymnasium.spaces.*; got Text", spaces.Text(3)),
+    (r"space\['a'\]\[1\] must be .*; got ", spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Text(3)])})),
+    (r"space must have at least one part; got Tuple\(\)", spaces.Tuple([])),
+    (rf"{NO_KEY} 0\.", spaces.Dict({"x": spaces.Dict({0: NUMBERS})})),
+    (rf"{NO_KEY} 'arm/angle'\.", spaces.Dict({"x": spaces.Dict({"arm/angle": NUMBERS})})),
+]
+EMPTY = spaces.Box(-1, 1, (0,), np.float32)
+EMPTY_SPACES = [
+    (r"Box\(\[0\], float32\)", EMPTY),
+    (r"Box\(\[3, 0\], float32\)", spaces.Box(-1, 1, (3, 0), np.float32)),
+    (r"MultiDiscrete\(\[0\], int64\)", spaces.MultiDiscrete(np.zeros(0, np.int64))),
+    ("Dict", spaces.Dict({"a": EMPTY, "b": spaces.Tuple([EMPTY])})),
+]
+
+
+def simulate(observation_space, action_space):
+    declared = {"observation_space": observation_space, "action_space": action_space}
+    return GymnasiumEnv(type("Mine", (Steps,), declared), 2)
+
+
+LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in (np.float16, np.float32, np.float64)}
+HUGE = [  # bounds that nothing can be scaled to
+    *((low, LARGEST[dtype], dtype) for dtype in LARGEST for low in (-LARGEST[dtype], 0.0)),
+    *((-bound, 1.0, np.float64) for bound in (LARGEST[np.float32], 1e300, 1e12, np.inf)),
+]
+SCALES = {
+    "TD3": do(TD3Config),
+    "SquashedNormal": do(PPOConfig, distribution=SquashedNormal),
+    "NoisyDeterministic": do(PPOConfig, distribution=NoisyDeterministic),
+    "SAC": do(SACConfig),
+}
+
+
+def bounded(config, low, high, dtype):
+    moves = type("Moves", (Steps,), {"action_space": spaces.Box(low, high, (2,), dtype)})
+    config(num_envs=2, horizon=4, device="cpu", execution="eager").build(do(GymnasiumEnv, moves))
+
+
+NO_BOUNDS = r"needs actions with finite bounds; got Box.* up to .*as good as no"
+SPACES = [
+    *((message, do(check_supported, space, "space")) for message, space in UNSUPPORTED),
+    *(
+        (rf"single_{owner}_space must have at least one number; got {shown}", do(simulate, *both))
+        for shown, space in EMPTY_SPACES
+        for owner, both in (("observation", (space, NUMBERS)), ("action", (NUMBERS, space)))
+    ),
+    *(("a space must have at least one number", do(space_to_plain, space)) for _, space in EMPTY_SPACES),
+    (r"`critic_only` names parts: a, b; got 'x'", do(AsymmetricDict, NESTED, critic_only=["b", "x"])),
+    (r"`critic_only` names parts: a, b; got 'c'", do(AsymmetricDict, NESTED, critic_only="bc")),
+    *((f"SAC {NO_BOUNDS}", do(bounded, SACConfig, *bounds)) for bounds in HUGE),
+    *((f"{owner} {NO_BOUNDS}", do(bounded, config, *HUGE[2])) for owner, config in SCALES.items()),
+]
+
+# -- policies
+
+THREE = spaces.Discrete(3)
+MASKS = [
+    (r"'action_mask' must be shaped \[3\].*got Box\(\[4\]", flags(4), THREE),
+    (r"shaped \[5\]", flags(4), spaces.MultiDiscrete([2, 3])),
+    ("needs discrete actions", flags(2), X),
+    ("must be a Dict with masks for some of gear, legs, on", flags(4), MIXED),
+    ("'leg'.*legs", spaces.Dict({"leg": flags(5)}), MIXED),
+    (r"'action_mask/legs' must be shaped \[5\]", spaces.Dict({"legs": flags(4)}), MIXED),
+]
+SEEN = [  # what the critic alone may see
+    ("'hiden'.*hidden", {"critic_obs": ["hiden"]}),
+    ("shared=False", {"critic_obs": ["hidden"], "shared": True}),
+    ("nothing to see", {"critic_obs": ["x", "hidden", "kind"]}),
+    (r"Try \['hidden'\]", {"critic_obs": "hidden"}),
+]
+VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+ROW = [0.1, 0.2, 0.3, 0.4]
+
+
+def decide(obs, space=VECTOR, **options):
+    return Policy(space, spaces.Discrete(2), model_config={"hidden_sizes": [8]}).decide(obs, **options)
+
+
+def decide_in(dtype):
+    Policy(VECTOR, THREE, model_config={"hidden_sizes": [8]}).to(dtype).decide([ROW])
+
+
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+WHOLE = [  # observations that are no elements of their space
+    (r"Discrete\(3\); got 3", THREE, 3),
+    (r"Discrete\(3\); got -1", THREE, [0, -1]),
+    (r"Discrete\(3\), whole numbers; got 1\.5", THREE, 1.5),
+    (r"Discrete\(3\), whole numbers; got nan", THREE, np.nan),
+    (r"Discrete\(3, start=5\); got 4", spaces.Discrete(3, start=5), 4),
+    (r"MultiDiscrete\(\[2\], int64\); got 3", spaces.MultiDiscrete([2, 3]), [1, 3]),
+    (r"Box\(\[2\], uint8\), whole numbers; got 0\.25", BYTES, [0.25, 1.0]),
+    (r"Box\(\[2\], uint8\), whole numbers; got 300", BYTES, [300, 0]),
+    (r"Box\(\[2\], int8\), whole numbers; got inf", spaces.Box(-8, 8, (2,), np.int8), torch.tensor([[0.0, np.inf]])),
+]
+NO_NUMBERS = ["left", None, [None] * 3, [[1.0] * 4, [1.0]], [1j] * 4, torch.zeros(4, dtype=torch.complex64)]
+PARTS = {"own": VECTOR, "agent_id": THREE}
+ACTING = r"^to act, call `policy.decide\(obs\)`"
+
+
+def recurrent():
+    return Policy(VECTOR, X, model="gru", model_config=SMALL["gru"])
+
+
+POLICIES = [
+    *((says, do(Policy, spaces.Dict({"x": X, ACTION_MASK: mask}), actions)) for says, mask, actions in MASKS),
+    *((says, do(Policy, critic_space(), THREE, model_config=config)) for says, config in SEEN),
+    ("parts of a Dict", do(Policy, X, THREE, model_config={"critic_obs": ["x"]})),
+    ("beside 'action_mask'", do(Policy, spaces.Dict({ACTION_MASK: flags(3)}), THREE)),
+    *((f"`obs` must be elements of {shown}", do(decide, wrong, space)) for shown, space, wrong in WHOLE),
+    *((r"`obs` must be numbers; got|the observation has no `obs`", do(decide, wrong)) for wrong in NO_NUMBERS),
+    *(
+        (rf"`obs` must be finite; got {bad} in row 1\.", do(decide, [ROW, [*ROW[1:], bad]]))
+        for bad in (np.nan, -np.inf)
+    ),
+    (r"`obs` must be finite; got inf in row 0\.", do(decide, [*ROW[1:], np.inf])),
+    (
+        r"`obs/own` must be finite; got nan in row 0\.",
+        do(decide, {"own": [np.nan] * 4, "agent_id": 1}, spaces.Dict(PARTS)),
+    ),
+    (r"has no `obs/agent_id`.* by name: 'agent_id', 'own'\.", do(decide, ROW, spaces.Dict(PARTS))),
+    *(  # of which one flag would have been taken for all three
+        (r"`starts` must be one flag an observation, \[3\]; got", do(decide, [ROW] * 3, starts=starts))
+        for starts in ([True], [True, False], True)
+    ),
+    ("the state has no actor_h: give what the last decision returned", lambda: recurrent().decide([ROW] * 3, {})),
+    *(
+        (rf"the weights are {dtype}, .* in float32: call policy\.float\(\)", do(decide_in, dtype))
+        for dtype in (torch.float64, torch.float16, torch.bfloat16)
+    ),
+    (ACTING, lambda: recurrent().predict(ROW)),
+    (ACTING, lambda: recurrent().predict(ROW, None, episode_start=True)),
+    (r"^there is no file 'run' .*: rl8x.load_algorithm\('run'\).policy$", do(Policy.load, "run")),
+    (r"^there is no file '/' .*: rl8x.load_algorithm\('/'\).policy$", do(Policy.load, "/")),
+    *(
+        (f"Policy.save: `path` must be a {says}; got .*{path}", lambda path=path: recurrent().save(path or "a\0b"))
+        for says, path in (("path, without NUL", ""), *(("file", folder) for folder in (".", "..", "/")))
+    ),
+    (r"Policy.load: `path` must be a path, without NUL; got ''", do(Policy.load, "")),
+    (
+        r"`buffer_path` must be a path, without NUL; got 'a\\x00b'",
+        lambda: DQNConfig(num_envs=2, device="cpu", buffer_path="a\0b").build(CartPole),
+    ),
+]
+
+# -- films
+
+
+class Plain(CartPole):
+    draw = Env.draw
+
+
+def filmed(env, **options):
+    return film(Policy(Pendulum(1).single_observation_space, X), env, **options)
+
+
+FILMS = [
+    ("`episodes` must be at least 1; got 0", lambda: filmed(Pendulum(1), episodes=0)),
+    ("`fps` must be greater than 0; got -5", lambda: filmed(Pendulum(1), fps=-5)),
+    (r"for observations of Box\(\[3\], float32\); got Box\(\[4\]", lambda: filmed(CartPole(1))),
+    ("render_mode='rgb_array'", lambda: filmed(GymnasiumEnv("CartPole-v1", 1))),
+    ("Plain cannot be rendered: give it a `draw`", lambda: filmed(Plain(1))),
+    ("films are of a Policy in an Env; got None and .*Pendulum", lambda: film(None, Pendulum(1))),
+    (r"one of \.gif, \.mp4; got '\.avi'", lambda: record_video(recurrent(), Pendulum(1), "a.avi")),
+]
+REFUSED = [
+    *CONDITIONS,
+    *PLAIN,
+    *OPTIONS,
+    *((f"`lr_schedule`.*{message}", do(Schedule.make, spec, name="lr_schedule")) for message, spec in SCHEDULES),
+    *SPACES,
+    *POLICIES,
+    *FILMS,
+]
+ERRORS = (ValueError, TypeError, AttributeError, FileNotFoundError, IsADirectoryError)
+
+
+@pytest.mark.filterwarnings("error:overflow")
+@pytest.mark.parametrize(("message", "call"), REFUSED)
+def test_what_is_not_legal_is_refused_in_a_line_with_what_is(message, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ERRORS, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
