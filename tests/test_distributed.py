@@ -12,23 +12,8 @@ import torch
 
 from rl8x import distributed, keys
 from rl8x.algorithms.hyperparameters import part_seed
-from rl8x.distributed import Ranks, ranks, sum_over_ranks, timeout_s
+from rl8x.distributed import Ranks, timeout_s
 from rl8x.rollouts.statistics import pool
-from rl8x.trainers.ranks import SignalGuard, agree
-from rl8x.trainers.rows import TrainStats
-
-
-def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
-    tensor = torch.arange(3.0)
-    assert ranks().size == 1
-    assert ranks().share("a", {"b": 1}) == [{"b": 1}]
-    assert ranks().first("a", 2) == 2
-    assert ranks().any("a", True)
-    assert not ranks().all("a", False)
-    assert ranks().collect("a", b"x") == [b"x"]
-    assert ranks().gather(tensor)[0] is tensor
-    assert sum_over_ranks(tensor)[0] is tensor
-    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize("left", [{}, {"RANK": ""}, {"WORLD_SIZE": "two"}, {"LOCAL_RANK": ""}])
@@ -152,20 +137,3 @@ def test_a_time_out_that_is_none_is_refused(given, monkeypatch):
 def test_a_rank_without_episodes_does_not_count_in_their_mean():
     rows = [{"r/mean": value, keys.EPISODES_ENDED: count} for value, count in ((math.nan, 0.0), (4.0, 2.0))]
     assert dict(pool(rows, {keys.EPISODES_ENDED: ("r/",)})) == {"r/mean": 4.0, keys.EPISODES_ENDED: 2.0}
-
-
-@pytest.mark.parametrize(
-    ("reasons", "said"),
-    [
-        (["WallTime(5): 5 s", "WallTime(5): 6 s"], "WallTime(5): 5 s"),
-        (["a", "a"], "a"),
-        ([None, "b"], "b (rank 1)"),
-        ([None, None], None),
-    ],
-)
-def test_a_reason_to_stop_names_a_rank_only_where_another_has_none(monkeypatch, reasons, said):
-    told = [[reason, None, False, False] for reason in reasons]
-    monkeypatch.setattr("rl8x.trainers.ranks.ranks", lambda: SimpleNamespace(size=2, share=lambda *_: told))
-    stats = TrainStats({})
-    assert agree(stats, SignalGuard(), saves=False) == (False, False)
-    assert stats.stop_reason == said

@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-from tests.faults.disk import PLACES, place_of
 from tests.forks import ForkedPython
 from tests.pages import ROOT
 
@@ -28,12 +26,3 @@ def test_nothing_is_lost_or_untrue_where_processes_are_killed_and_disks_and_addr
     said, _ = process.communicate(timeout=800)
     assert process.returncode == 0, said
     assert f"{kind}: {done} tries, 0 lost, 0 doubled, 0 wrong, 0 second runs\n" in said
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_a_place_is_found_whether_or_not_it_is_there_yet(tmp_path, name):
-    attempt = SimpleNamespace(work=tmp_path)
-    assert place_of(attempt, name) == tmp_path / PLACES[name].removesuffix("/*")
-    one = tmp_path / PLACES[name].replace("*", "01-one")
-    one.mkdir(parents=True, exist_ok=True)
-    assert place_of(attempt, name) == one

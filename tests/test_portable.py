@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from tests.probes import ActionMatches
 
-from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
+from rl8x.algorithms import TD3Config
 from rl8x.algorithms.teacher import Student
 from rl8x.envs import CartPole
 from rl8x.models import MLPModel
@@ -56,10 +55,7 @@ POLICIES = {
     "dueling": lambda: QPolicy(VECTOR, Discrete(3, start=-1), dueling=True, model_config=SMALL),
     "atoms": lambda: QPolicy(VECTOR, Discrete(3), num_outputs=5, support=(-1.0, 2.5), normalize_observations=True),
     "student": lambda: Student(VECTOR, Discrete(3), model="lstm", model_config={"hidden_size": 8}),
-    "PPO": lambda: PPOConfig(num_envs=4, device="cpu").build(ActionMatches).policy,
-    "DQN": lambda: DQNConfig(num_envs=4, device="cpu", buffer_size=64).build(ActionMatches).policy,
     "TD3": lambda: TD3Config(num_envs=4, device="cpu", buffer_size=64).build("Pendulum").policy,
-    "SAC": lambda: SACConfig(num_envs=4, device="cpu", buffer_size=64).build("Pendulum").policy,
 }
 
 

@@ -158,21 +158,17 @@ def test_observations(name):
     assert all(algorithm.rollout[key].dtype == part.dtype for key, part in given.items())
 
 
-@pytest.mark.parametrize("name", ACTIONS)
-def test_actions(name):
-    check_round_trip(build(OBSERVATIONS["vector"], ACTIONS[name], model_config={"hidden_sizes": [16]}))
-
-
 @pytest.mark.parametrize(
     ("name", "config"),
     [
+        *((name, {}) for name in ACTIONS),
         ("bounded", {"distribution": "squashed_normal"}),
         ("of rank 2", {"distribution": "squashed_normal", "distribution_config": {"std": "free"}}),
         ("bounded", {"distribution_config": {"std": "state"}}),
         ("dict", {"distribution_config": {"steer": {"distribution": "squashed_normal"}}}),
     ],
 )
-def test_squashed_actions(name, config):
+def test_actions(name, config):
     check_round_trip(build(OBSERVATIONS["vector"], ACTIONS[name], model_config={"hidden_sizes": [16]}, **config))
 
 

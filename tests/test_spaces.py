@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -11,15 +12,17 @@ from tests.probes import Steps
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.envs import GymnasiumEnv
 from rl8x.spaces import (
+    check_supported,
     describe_space,
     leaves,
     map_spaces,
     named_parts,
     only_legal,
+    space_from_plain,
+    space_to_plain,
 )
 
 PAIRS = spaces.MultiDiscrete([2, 3], start=[1, 0])
-NESTED = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})})
 
 
 def test_the_parts_of_a_tuple_are_named_by_their_place():
@@ -52,25 +55,22 @@ def test_only_parts_with_a_mask_are_made_legal():
     assert (legal["gear"].tolist(), legal["steer"].tolist()) == ([1], [[0.5]])
 
 
+def test_a_part_without_numbers_may_stand_beside_another():
+    beside = spaces.Dict([("one", spaces.Discrete(1)), ("in", spaces.Dict([("empty", spaces.Box(-1, 1, (0,)))]))])
+    check_supported(beside, "space")
+    assert repr(space_from_plain(json.loads(json.dumps(space_to_plain(beside))))) == repr(beside)
+
+
 class Moves(Steps):
-    """One copy of a task of single steps whose actions may be bounded by anything."""
-
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Box(-9e8, 9e8, (2,), np.float64)
     length = 1
-
-    def __init__(self, action_space):
-        self.action_space = action_space
-
-
-def build_moves(config, action_space, **options):
-    env = functools.partial(GymnasiumEnv, lambda: Moves(action_space))
-    small = {"num_envs": 2, "horizon": 4, "seed": 0, "device": "cpu", "execution": "eager"}
-    return config(**small, **options).build(env)
 
 
 @pytest.mark.parametrize("config", [SACConfig, TD3Config])
 def test_actions_in_large_bounds_train(config):
-    algorithm = build_moves(config, spaces.Box(-9e8, 9e8, (2,), np.float64), warmup_steps=8, batch_size=8)
+    small = {"num_envs": 2, "horizon": 4, "seed": 0, "device": "cpu", "warmup_steps": 8, "batch_size": 8}
+    algorithm = config(**small, execution="eager").build(functools.partial(GymnasiumEnv, Moves))
     flags = set()
     for _ in range(8):
         stats = dict(algorithm.collect()) | dict(algorithm.step())

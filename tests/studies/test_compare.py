@@ -200,7 +200,6 @@ def test_a_server_gives_the_same_comparison(store, server, mlflow_client):
         ({"runs": ["a"], "metrics": ["return/mean"]}, r"no run has the metric 'return/mean'.*returns/mean"),
         ({"runs": ["parent"], "group_by": "lrr"}, r"no run has the param 'lrr'; those that differ are lr, seed"),
         ({"runs": ["a", "empty"]}, "there is no metric that all of the runs have; without any: empty"),
-        ({"runs": ["empty"]}, "there is no metric that all of the runs have; without any: empty"),
     ],
 )
 def test_bad_input_gets_one_line(store, arguments, says):
