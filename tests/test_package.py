@@ -42,16 +42,6 @@ def test_every_file_of_the_package_is_in_its_wheel():
     assert all([*PACKAGE.glob(pattern)] for pattern in named)
 
 
-def test_nothing_lies_at_the_top_level_but_what_belongs_there():
-    if not (ROOT / ".git").exists():
-        pytest.skip("this is no clone")
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    files = {"CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile", "README.md", ".gitignore"}
-    files |= {"constraints.txt", "mkdocs.yml", "pyproject.toml"}
-    folders = {".ci", "benchmarks", "docs", "examples", "mlruns", "src", "tests"}
-    assert {line.partition("/")[0] for line in listed.splitlines()} == files | folders
-
-
 def unpickling(source):
     """List the calls in a source text by which Python objects would be unpickled."""
     found = []

@@ -130,7 +130,5 @@ def test_a_run_that_learned_from_data_acts_where_it_evaluated(here, call, comman
     options = ["--algorithm", "bc", "--dataset", "data", "--batch-size", "4", "--updates-per-step", "1", *DATA]
     call("collect", here / "runs", "--transitions", "20", "--output", "data")
     config = ["eval_env_config={length: 0.3}", "--steps-per-eval", "1", "--num-eval-envs", "1"]
-    for run, evaluated in (("with", ["--eval-env", "CartPole", *config]), ("without", [])):
-        call("train", *options, *evaluated, f"checkpoints.directory={run}")
-    assert "env_config  length = 0.3, as in the run's evaluations" in call(name, "with", *words)
-    assert "without does not say in which environment: give it by --env" in call(name, "without", *words, code=2)
+    call("train", *options, "--eval-env", "CartPole", *config, "checkpoints.directory=run")
+    assert "env_config  length = 0.3, as in the run's evaluations" in call(name, "run", *words)
