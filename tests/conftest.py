@@ -68,7 +68,7 @@ LONGEST = (
     "tests/test_readme.py",
     "tests/algorithms/test_conformance.py",
     "tests/test_examples.py",
-    "tests/test_site.py",
+    "tests/test_reference.py",
     "tests/trainers/test_auto.py",
     "tests/execution/test_execution.py",
     "tests/tracking/test_shipping.py",

@@ -13,7 +13,7 @@ import tomllib
 import pytest
 import yaml
 from tests.pages import PAGES, ROOT, all_blocks, blocks, commands, commands_of, name_of
-from tests.test_site import exported, packages
+from tests.test_reference import exported, packages
 
 import rl8x
 import rl8x.trainers.trainer
