@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.pages import ROOT
 
-from rl8x import tracking
-
 PACKAGE = ROOT / "src" / "rl8x"
 
 # The parts of each layer, as the page has them; all layers below are open to a part, of its own those beside it here.
@@ -87,15 +85,6 @@ def test_imports_point_down_and_every_edge_inside_a_layer_is_used():
 def test_no_file_imports_itself_through_others():
     """Else the error that is raised names the circle."""
     graphlib.TopologicalSorter({module: modules_imported(path) for module, path in INNER.items()}).prepare()
-
-
-def test_each_file_of_tracking_imports_only_those_after_it_in_its_list():
-    listed = re.findall(r"^    (\w+(?:, \w+)*)", tracking.__doc__ or "", re.MULTILINE)
-    order = [f"rl8x.tracking.{name}" for line in listed for name in line.split(", ")]
-    assert sorted(order) == [module for module in MODULES if module.startswith("rl8x.tracking.")]
-    for at, module in enumerate(order):
-        own = {target for target in modules_imported(MODULES[module]) if target.startswith("rl8x.tracking")}
-        assert own <= {*order[at + 1 :]}, f"{module} imports {own}"
 
 
 def test_mlflow_is_imported_in_tracking_alone():

@@ -15,7 +15,7 @@ from rl8x.cli.main import COMMANDS
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
 from rl8x.models import GRUModel, MLPModel
-from rl8x.names import NAMES, WORDS, called_here, check_arguments
+from rl8x.names import NAMES, WORDS, check_arguments
 
 FIELDS = {*RUN_KEYS} | {each.name for config in algorithm_configs().values() for each in dataclasses.fields(config)}
 # Names that `renamed` of a run file understands, and what is no option.
@@ -69,11 +69,6 @@ def test_what_the_table_answers_exists():
         options = set(re.findall(r"`([a-z]\w*)(?:=[^`]*)?`", words))
         # A part of an observation, an argument of environments, and a method of configs.
         assert options <= FIELDS | {"action_mask", "team_return", "build"}, words
-
-
-def test_a_name_of_nobody_is_not_answered():
-    assert called_here("whatever", FIELDS) == ""
-    assert called_here("n_steps", []) == ""
 
 
 # -- defaults on the same pages

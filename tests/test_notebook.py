@@ -54,6 +54,7 @@ def run(shell, code):
 
 def test_the_notebook_runs_and_shows_its_pictures(shell, mlflow_client, capsys):
     shown = {}
+    assert all(text in "".join(cells()) for text in SMALLER)
     for code in cells():
         for text, smaller in SMALLER.items():
             code = code.replace(text, smaller)
@@ -70,7 +71,6 @@ def test_the_notebook_is_committed_without_outputs():
     book = json.loads(NOTEBOOK.read_text())
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in book["cells"] if "outputs" in cell)
     assert NOTEBOOK.stat().st_size < 10_000
-    assert all(text in "".join(cells()) for text in SMALLER)
 
 
 def test_an_interrupted_cell_ends_the_run_says_what_to_do_and_goes_on(shell, mlflow_client, capfd, default_signals):

@@ -85,15 +85,6 @@ def test_a_run_shows_nothing_and_finishes(monkeypatch, kind, progress):
     assert stats.stop_reason == trainer.stop_reason == "max_steps=2"
 
 
-def test_a_mistake_of_ones_own_output_is_not_hidden():
-    class Broken(io.StringIO):
-        def write(self, text):
-            raise RuntimeError("out of ink")
-
-    with contextlib.redirect_stderr(Broken()), pytest.raises(RuntimeError, match="out of ink"):
-        ProgressReporter("lines").say("something")
-
-
 SIGNALLED = """
 import os, signal, sys
 from rl8x.trainers.ranks import SignalGuard
