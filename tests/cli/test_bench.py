@@ -53,32 +53,29 @@ def test_a_measurement_in_a_fresh_process(tmp_path, monkeypatch, capsys):
     assert summary["transitions_per_s"] == row["transitions_per_s"]
     assert (summary["lowest"], summary["highest"]) == pytest.approx((16 / row["slowest_s"], 16 / row["fastest_s"]))
     assert set(document["machine"]) == {"cpu", "cores", "system", "python", "torch", "rl8x"}
-    run = document["settings"]["run"]
-    assert run["env"] == "my_bench_module.Mine"
     small = {"num_envs": 4, "horizon": 4, "model_config": {"hidden_sizes": [8]}, "device": "cpu"}
-    assert run["algorithm_config"] == small
+    run = document["settings"]["run"]
+    assert (run["env"], run["algorithm_config"]) == ("my_bench_module.Mine", small)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"my_bench_module.py", "bench.json"}
-    text = (tmp_path / "bench.json").read_text()
-    assert str(tmp_path) not in text
+    assert str(tmp_path) not in (tmp_path / "bench.json").read_text()
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
+def test_a_run_file_and_precisions_in_turn(tmp_path, call):
     path, out = tmp_path / "run.yaml", tmp_path / "new" / "bench.json"
     path.write_text(
         "env: Pendulum\nsteps_per_eval: 3\nstop_conditions: [{wall_time: 1}]\nexperiment_name: mine\ntracking: false\n"
         "algorithm_config: {num_envs: 4, horizon: 8, device: cpu, execution: compile, precision: bf16}\n"
     )
     words = ["bench", "-f", str(path), "horizon=4", "--modes", "eager", "--seconds", "0", "--passes", "2"]
-    assert main([*words, "--precisions", "fp32", "bf16", "--num-envs", "2", "--json", str(out)]) == 0
+    call(*words, "--precisions", "fp32", "bf16", "--num-envs", "2", "--json", out)
     document = json.loads(out.read_text())
     passes = [(row["precision"], row["pass"]) for row in document["rows"]]
     assert passes == [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
     assert {row["transitions"] for row in document["rows"]} == {2 * 4}
     assert {row["ran_as"] for row in document["rows"]} == {"eager"}
     assert "mine" not in out.read_text()
-    assert main(words) == 0  # the run's own precision
-    assert capsys.readouterr().out.splitlines()[-1].startswith("Fastest: eager bf16")
+    assert call(*words).splitlines()[-1].startswith("Fastest: eager bf16")  # the run's own precision
 
 
 @pytest.mark.usefixtures("here")
@@ -99,19 +96,18 @@ def test_what_is_timed_of_a_replay_comes_after_its_warm_up(updates_per_sample, u
 
 
 @pytest.mark.usefixtures("here")
-def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, call):
     def refuse(*_):
         raise OSError("no compiler at /usr/local/bin/c++\nmore lines")
 
     monkeypatch.setattr(CompiledProgram, "_compile", refuse)
-    assert main(["bench", "CartPole", *SMALL, "--seconds", "0"]) == 0
-    out = capsys.readouterr().out
+    words = ["bench", "CartPole", *SMALL, "--seconds", "0"]
+    out = call(*words)
     failed = next(line for line in out.splitlines() if line.startswith("compile"))
     assert failed.split() == ["compile", "fp32", "failed"]
     assert "compile fp32 failed: execution='compile' is not possible here: no compiler at c++." in out
     assert "Fastest: eager fp32" in out
-    assert main(["bench", "CartPole", *SMALL, "--seconds", "0", "--modes", "compile"]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "No mode could be measured."
+    assert call(*words, "--modes", "compile", code=1).splitlines()[-1] == "No mode could be measured."
 
 
 @pytest.mark.parametrize(
@@ -123,11 +119,10 @@ def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
         (3, "", "the process ended with exit code 3"),
     ],
 )
-def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, capsys):
+def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, call):
     died = subprocess.CompletedProcess([], code, "", stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: died)
-    assert main(["bench", "CartPole", *BRIEF]) == 1
-    assert f"eager fp32 failed: {reason}" in capsys.readouterr().out
+    assert f"eager fp32 failed: {reason}" in call("bench", "CartPole", *BRIEF, code=1)
 
 
 # -- arithmetic
