@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 from tests.ports import free_port
 
 from rl8x import processes
-from rl8x.processes import python_process
+from rl8x.processes import python_process, tolerate_warnings
 
 PACKAGE = Path(processes.__file__).parent
 STANDARD = [name for name in sorted(sys.stdlib_module_names) if importlib.util.find_spec(name)]
@@ -102,6 +103,18 @@ def test_no_warning_is_an_error_in_a_process_of_ours(monkeypatch, kinds):
     monkeypatch.setenv("PYTHONWARNINGS", kinds)
     code = "import warnings; [warnings.warn('x', kind) for kind in (UserWarning, DeprecationWarning)]"
     assert subprocess.run(**python_process("-c", code), capture_output=True, check=False).returncode == 0
+
+
+def test_warnings_of_libraries_are_no_errors_and_those_of_rl8x_are_as_before():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.filterwarnings("ignore", "y")
+        warnings.simplefilter("error")
+        warnings.filterwarnings("error", module="rl8x", category=RuntimeWarning)
+        tolerate_warnings()
+        with warnings.catch_warnings(record=True):
+            warnings.warn("x", UserWarning, stacklevel=1)
+        assert [each[0] for each in warnings.filters] == ["error", "ignore"]
 
 
 # -- commands

@@ -10,10 +10,8 @@ import re
 import shutil
 import signal
 
-import gymnasium.spaces as spaces
 import numpy as np
 import pytest
-import torch
 from tests.conftest import InProcess, intercepted
 from tests.forks import need_gradients_in_forks
 from tests.studies.synthetic import evaluations
@@ -22,8 +20,7 @@ from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.config import RunSpec
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
-from rl8x.envs import CartPole, Env, Parameter
-from rl8x.envs.team import Team
+from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.replay.recording import record
 from rl8x.studies import Study, StudyConfig, StudyError, table
@@ -52,29 +49,6 @@ TRIED = {"vary": {"lr": [1e-3, 1e-2]}, "evaluate_at": [2], "train": {"wide": TRA
 
 class Few(CartPole):
     max_num_envs = 8
-
-
-class Wages(Env):
-    """Two agents, of which the first earns `wage` in each of three steps, and the second twice as much."""
-
-    single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
-    single_action_space = spaces.Discrete(2)
-    parameters = {"wage": Parameter(default=1.0, low=0.0, high=10.0)}  # noqa: RUF012
-    default_time_limit = 3
-
-    def __init__(self, num_envs, *, team_return="mean", **options):
-        self.team = Team(["one", "two"], "Wages", team_return=team_return)
-        super().__init__(num_envs, **options)
-
-    def initial_state(self, parameters, noise):
-        return {"seen": torch.zeros(self.num_envs, 1)}
-
-    def transition(self, state, actions, parameters, noise):
-        place = torch.tensor([1.0, 2.0]).repeat_interleave(self.num_copies)
-        return state, place * parameters["wage"], torch.zeros(self.num_envs, dtype=torch.bool)
-
-    def observe(self, state, parameters):
-        return state["seen"]
 
 
 def make(**changes):
@@ -292,13 +266,14 @@ def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch
 
 
 def test_what_a_team_gets_in_each_cell_is_its_return(here):
-    team = {"env": f"{__name__}.Wages", "vary": {"env_kwargs.team_return": ["min", "sum"]}}
-    train, test = {"fixed": {}, "wide": {"wage": Uniform(0.0, 4.0)}}, {"wage": [0.5, 1.0, 3.0]}
-    frame = make(**team, **ONCE, train=train, test=test).run()
-    for name, expected in {"min": [1.5, 3.0, 9.0], "sum": [4.5, 9.0, 27.0]}.items():  # 3 w, and 3 w + 6 w
-        rows = frame[frame["vary.env_kwargs.team_return"] == name]
-        assert rows[table.RETURNS].tolist() == 2 * expected
-        assert rows[table.INSIDE].tolist() == [False, True, False, True, True, True]
+    team = {"env": "Spread", "env_kwargs": {"num_agents": 2, "time_limit": 3}}
+    vary = {"env_kwargs.team_return": ["mean", "sum"]}
+    frame = make(**team, **ONCE, vary=vary, train={"fixed": {}}, test={"damping": [0.25, 0.5]}).run()
+    mean, of_both = (
+        frame[frame["vary.env_kwargs.team_return"] == name][table.RETURNS].tolist() for name in ("mean", "sum")
+    )
+    assert of_both == pytest.approx([2 * each for each in mean])
+    assert len(set(mean)) == 2
     assert [{*frame[name]} for name in (table.EPISODES, table.LENGTHS, table.ENV_STEPS)] == [{4}, {3.0}, {2 * 8 * 8}]
 
 
@@ -523,6 +498,15 @@ def test_a_simulators_training_that_was_killed_has_what_its_own_policies_measure
     assert [after[step] == before[step] for step in before] == [True, True, False]
     assert frame[table.FINAL].tolist() == [False] * 6 + [True] * 2
     assert [at for at, _ in table.read(folder / table.RESULT)["curve"]][-1] <= 4 * 64
+
+
+def test_what_a_kill_tore_or_somebody_removed_is_left_out(tmp_path):
+    assert table.read_training(tmp_path, "").empty
+    (tmp_path / "points").mkdir()
+    for name, text in (("3.json", '{"columns": ["final"], "data": [[false]]}'), ("9.json", '{"col'), ("x.json", "{}")):
+        (tmp_path / "points" / name).write_text(text)
+    assert [*table.read_points(tmp_path)] == [3]
+    assert table.read_training(tmp_path, "a").to_dict("list") == {"final": [True], "run_id": ["a"]}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
