@@ -16,7 +16,6 @@ UP, LOW = HitsUpperBound, HitsLowerBound
 @pytest.mark.parametrize(
     ("text", "condition"),
     [
-        ("env/steps >= 1e6", UP(B, 1e6)),
         ("eval/returns/mean >= 475 and env/steps >= 50000", UP(A, 475) & UP(B, 50000)),
         ("env/steps <= -.5", LOW(B, -0.5)),
         ("env/steps > +5", ~LOW(B, 5)),
@@ -28,7 +27,6 @@ UP, LOW = HitsUpperBound, HitsLowerBound
         ("env/steps >= 5 <= eval/returns/mean", UP(B, 5) & UP(A, 5)),
         # `not` before `and` before `or`, as in Python
         ("not a > 1 and b > 2 or c > 3", (LOW("a", 1) & ~LOW("b", 2)) | ~LOW("c", 3)),
-        ("(a >= 1 or b >= 2) and c >= 3", (UP("a", 1) | UP("b", 2)) & UP("c", 3)),
         ("not(a >= 1)and(not not((b >= 2)))", ~UP("a", 1) & UP("b", 2)),
         ("a >= 1 AND NOT b >= 2\n", UP("a", 1) & ~UP("b", 2)),
         # names
@@ -47,23 +45,12 @@ def test_a_text_is_the_condition_that_classes_write(text, condition):
 
 
 NUMBERS = [-2, 0, 1, 2.5]
-comparisons = st.builds(
-    lambda first, rest: " ".join([first, *(f"{mark} {operand}" for mark, operand in rest)]),
-    st.sampled_from(["m/a", "m/b"]),
-    st.lists(
-        st.tuples(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), st.sampled_from(NUMBERS)), min_size=1, max_size=1
-    ),
-)
-turned = st.builds(
-    lambda low, first, name, second, high: f"{low} {first} {name} {second} {high}",
-    st.sampled_from(NUMBERS),
-    st.sampled_from(["<", "<=", "!="]),
-    st.sampled_from(["m/a", "m/b"]),
-    st.sampled_from(["<", ">=", "=="]),
-    st.sampled_from(NUMBERS),
-)
+names, numbers = st.sampled_from(["m/a", "m/b"]), st.sampled_from(NUMBERS).map(str)
+marks = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+turned = st.tuples(numbers, marks, names)
+comparisons = st.tuples(names, marks, numbers) | turned | st.tuples(turned.map(" ".join), marks, numbers)
 texts = st.recursive(
-    comparisons | turned,
+    comparisons.map(" ".join),
     lambda inner: st.one_of(
         st.builds("{} and {}".format, inner, inner),
         st.builds("{} or {}".format, inner, inner),

@@ -28,15 +28,15 @@ from rl8x.rollouts.statistics import Stats
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClimbConfig(OnlineConfig):
-    """Hyperparameters of hill climbing."""
+    """Hyperparameters of a walk."""
 
     sigma: float = option(0.1, "Standard deviation of what is added to the weights.", above=0.0)
 
 
 class Climb(GenericAlgorithmBase[ClimbConfig], config=ClimbConfig):
-    """Keeps a random change of the weights where the mean reward after it is not lower."""
+    """Walks at random, by the mean reward further or less far."""
 
-    metrics = ("climb/kept",)
+    metrics = ("climb/reward",)
 
     def __init__(self, config, env, seed, env_factory=None):
         super().__init__(config, env, seed, env_factory)
@@ -46,29 +46,21 @@ class Climb(GenericAlgorithmBase[ClimbConfig], config=ClimbConfig):
             self.policy = Policy(*spaces, model_config={"hidden_sizes": []})
         self.horizons = config.make_horizons(self, self.policy)
         self.generator = self.make_generator("climb")
-        self.state = {"kept": self.weights().clone(), "best": torch.tensor(-torch.inf)}
-
-    def weights(self):
-        return torch.nn.utils.parameters_to_vector(self.policy.parameters()).detach()
 
     def step(self):
-        found = self.rollout[keys.REWARDS][:-1].mean()
-        better = bool(found >= self.state["best"])
-        if better:
-            self.state = {"kept": self.weights().clone(), "best": found}
-        change = torch.randn(self.state["kept"].shape, generator=self.generator)
-        tried = self.state["kept"] + self.config.sigma * change
-        torch.nn.utils.vector_to_parameters(tried, self.policy.parameters())
+        reward = self.rollout[keys.REWARDS][:-1].mean()
+        weights = torch.nn.utils.parameters_to_vector(self.policy.parameters()).detach()
+        change = self.config.sigma * reward * torch.randn(weights.shape, generator=self.generator)
+        torch.nn.utils.vector_to_parameters(weights + change, self.policy.parameters())
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += 1
-        return Stats({"climb/kept": float(better)})
+        return Stats({"climb/reward": float(reward)})
 
     def learned_state(self):
-        return {"policy": self.policy.state_dict(), **self.state, "climb": self.generator.get_state()}
+        return {"policy": self.policy.state_dict(), "climb": self.generator.get_state()}
 
     def load_learned_state(self, state):
         self.policy.load_state_dict(state["policy"])
-        self.state = {"kept": state["kept"], "best": state["best"]}
         self.generator.set_state(state["climb"])
 '''
 LEAST = '''

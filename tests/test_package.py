@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests.test_layers import MODULES
+from tests.test_layers import imported as modules_of
 
 import rl8x
 from rl8x import __version__, algorithms, conditions, tracking
@@ -82,11 +84,8 @@ def test_every_extra_is_installed_for_all_tests_in_a_version_that_is_pinned():
 
 def test_what_is_imported_is_installed_with_rl8x():
     """Not by chance, with something else that is installed: of that, any version may come."""
-    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    imported = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "rl8x", "__future__"}
+    names = {name.partition(".")[0] for path in MODULES.values() for name in modules_of(path)}
+    imported = names - {*sys.stdlib_module_names, "rl8x", "__future__"}
     installed = metadata.packages_distributions()
     unknown = {name for name in imported if not NAMES & {canonicalize_name(of) for of in installed.get(name, [name])}}
     assert unknown == BROUGHT & imported
