@@ -29,22 +29,19 @@ CASES = [
     ("cnn", "discrete", "onnx", False),
     ("gru", "box", "onnx", True),
 ]
+SEPARATE = {"hidden_sizes": [8], "separate": 3}  # agents with weights of their own, which are exported together
 
 
-@pytest.mark.parametrize(("model", "actions", "format", "sampled"), CASES)
-def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, tmp_path):
-    policy = policy_of(model, actions)
+@pytest.mark.parametrize(
+    ("model", "actions", "format", "sampled", "config"),
+    [*((*case, {}) for case in CASES), *(("mlp", "box", format, False, SEPARATE) for format in export.FORMATS)],
+)
+def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, config, tmp_path):
+    policy = policy_of(model, actions, model_config=config)
     made = export_policy(policy, tmp_path / f"policy.{format}", sampled=sampled)
     assert made.difference <= 1e-5
     assert (made.format, made.path.exists()) == (format, True)
     assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
-
-
-@pytest.mark.parametrize("format", export.FORMATS)
-def test_agents_with_weights_of_their_own_are_exported_together(format, tmp_path):
-    config = {"hidden_sizes": [8], "policy_gain": 1.0, "separate": 3}
-    policy = Policy(VECTOR, STEER, model_config=config, normalize_observations=True)
-    assert export_policy(policy, tmp_path / f"policy.{format}").difference <= 1e-5
 
 
 def test_onnx_runtime_decides_as_the_policy_for_any_number_of_observations(tmp_path):

@@ -242,7 +242,6 @@ SCALES = {
     "TD3": do(TD3Config),
     "SquashedNormal": do(PPOConfig, distribution=SquashedNormal),
     "NoisyDeterministic": do(PPOConfig, distribution=NoisyDeterministic),
-    "SAC": do(SACConfig),
 }
 
 
