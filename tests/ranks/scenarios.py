@@ -214,6 +214,7 @@ def one_rank_stops_all(folder):
     row = trainer.run(stop_conditions=[condition], max_steps=9, progress="none")
     assert row[keys.STEPS] == 3
     assert alike(row.stop_reason).endswith("(rank 1)")
+    assert small_trainer().run(max_steps=1, progress="none").stop_reason == "max_steps=1"  # of both
     assert type(trainer.tracker) is (MemoryTracker if ranks().is_first else NullTracker)
     for kind, reason in (("run", "enough (rank 1)"), ("loop", "enough")):
         callback = lambda trainer, row: trainer.stop("enough") if ranks().rank == 1 and row[keys.STEPS] == 2 else None  # noqa: E731
