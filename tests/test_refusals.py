@@ -149,6 +149,7 @@ RUNS = [
     ("`env` must be a text; got 5", {"env": 5}),
     ("`env` must have a value", {"env": None}),
     ("unknown key 'steps_per_evl'. Did you mean 'steps_per_eval'", {"env": "A", "steps_per_evl": 5}),
+    ("'train': it is one of a study, which `rl8x study -f FILE` runs", {"env": "A", "train": {"a": {}}}),
     ("'num_envs': it is a hyperparameter. Put it under `algorithm_config`", {"env": "A", "num_envs": 5}),
     ("`max_steps` must be a whole number; got 'many'", {"env": "A", "max_steps": "many"}),
     ("`eval_env` must be auto, true, false or an environment's name; got 3", {"env": "A", "eval_env": 3}),
