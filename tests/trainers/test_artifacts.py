@@ -10,59 +10,35 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box
 from PIL import Image
 from tests.probes import ActionMatches
+from tests.trainers import helpers
+from tests.trainers.helpers import rows, run
 
 from rl8x import Confirmed, HitsUpperBound, MemoryTracker, MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.envs import AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.envs import AlgoTrading, CartPole, GymnasiumEnv, Pendulum
 from rl8x.models import Model
 from rl8x.randomization import Uniform
-from rl8x.trainers.artifacts import model_metrics
-
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
-def make(env=CartPole, tracker=None, checkpoints=False, config=SMALL, **options):
-    tracker = MemoryTracker() if tracker is None else tracker
-    return Trainer(PPOConfig(**config).build(env), tracker=tracker, checkpoints=checkpoints, num_eval_envs=4, **options)
-
-
-def rows(trainer):
-    return [
-        {name: value for name, value in row.metrics.items() if not name.startswith(("profiling/", "memory/"))}
-        for row in trainer.tracker.rows
-    ]
+def make(env=CartPole, *, trainer=None, **options):
+    return helpers.make(env, trainer={"checkpoints": False, "num_eval_envs": 4} | (trainer or {}), **options)
 
 
 def test_every_second_evaluation_is_filmed_and_the_training_notices_nothing():
-    env_config = {"length": Uniform(0.3, 0.6)}
+    options = {"steps_per_eval": 1, "max_steps": 5, "env_config": {"length": Uniform(0.3, 0.6)}}
     filmed, plain = make(), make()
-    filmed.run(steps_per_eval=1, evals_per_film=2, max_steps=5, env_config=env_config, progress="none")
-    plain.run(steps_per_eval=1, max_steps=5, env_config=env_config, progress="none")
+    run(filmed, evals_per_film=2, **options)
+    run(plain, **options)
     films = [name for name in filmed.tracker.artifacts if name.startswith("films/")]
     assert films == ["films/step-00000002.gif", "films/step-00000004.gif"]
-    assert rows(filmed) == rows(plain)
+    assert rows(filmed.tracker) == rows(plain.tracker)
     assert filmed.tracker.params["run.evals_per_film"] == 2
-
-
-class Plain(CartPole):
-    draw = Env.draw
-
-
-def test_what_cannot_be_filmed_is_told_before_the_first_step():
-    trainer = make(Plain)
-    with pytest.raises(ValueError, match="Plain cannot be rendered: give it a `draw`"):
-        trainer.run(steps_per_eval=1, evals_per_film=1, max_steps=1, progress="none")
-    assert trainer.state["algorithm/steps"] == 0
-    with pytest.raises(ValueError, match="`evals_per_film` counts the evaluations of the run: give `steps_per_eval`"):
-        make().run(evals_per_film=1, max_steps=1, progress="none")
-    with pytest.raises(ValueError, match="`evals_per_film` must be at least 1; got 0"):
-        make().run(steps_per_eval=1, evals_per_film=0, progress="none")
 
 
 def test_a_film_has_the_physics_of_the_evaluations_or_those_asked_for(tmp_path):
     trainer = make()
-    trainer.run(steps_per_eval=1, eval_env_config={"length": 0.7}, max_steps=1, progress="none")
+    run(trainer, steps_per_eval=1, eval_env_config={"length": 0.7}, max_steps=1)
     made = trainer.play(max_steps=2)
     assert (made.suffix, made.returns.shape) == (".gif", (1, 1))
     captioned = Image.open(io.BytesIO(made.data))
@@ -111,8 +87,8 @@ def test_a_simulator_that_renders_nothing_is_made_again_to_be_filmed(source, mes
 
 @pytest.mark.parametrize("env", [AlgoTrading, Pendulum])
 def test_masks_memories_and_normalisers_play(env):
-    config = SMALL | {"model": "lstm", "model_config": {"hidden_size": 8}, "normalize_observations": True, "seq_len": 4}
-    trainer = make(env, config=config)
+    memory = {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 4}
+    trainer = make(env, normalize_observations=True, **memory)
     trainer.step()
     assert trainer.play(max_steps=3).lengths.tolist() == [[3]]
 
@@ -219,9 +195,7 @@ def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
     ("names", "message"),
     [
         ({"register": "team/match"}, "register: MLflow's models have names without '/' and ':'; got 'team/match'"),
-        ({"register": " "}, "register: .*; got ' '"),
         ({"alias": "champion"}, "alias names a version of a registered model: give register too"),
-        ({"register": "match", "alias": "a b"}, "alias: letters, digits, '_' and '-', .*; got 'a b'"),
         ({"register": "match", "alias": "v2"}, "alias: .* not 'latest' or 'v1'; got 'v2'"),
         ({"name": "best/1.5"}, "a model has a name without any of .*; got 'best/1.5'"),
     ],
@@ -268,14 +242,6 @@ def test_a_killed_run_has_models_too_and_a_failed_one_has_none():
         assert list(tracker.models) == names
 
 
-def test_metrics_that_say_how_good_a_policy_is():
-    row = {METRIC: 1.0, "eval/windy/returns/mean": 2.0, "returns/max": 3.0, "returns/mean": np.nan, "losses/vf": 4}
-    latest, counters = {"row": row, "eval_row": {METRIC: 0.5}, "evaluated_at": 3}, {"algorithm/steps": 3}
-    assert model_metrics(latest, counters) == {METRIC: 0.5, "eval/windy/returns/mean": 2.0}
-    assert model_metrics(latest, counters, "losses/vf") == {METRIC: 0.5, "eval/windy/returns/mean": 2.0, "losses/vf": 4}
-    assert model_metrics(latest | {"evaluated_at": 2}, counters) == {"eval/windy/returns/mean": 2.0}
-
-
 def test_a_model_has_the_metrics_of_its_step_and_none_of_an_earlier_evaluation():
     def milestone(trainer, stats):
         trainer.log_model(f"after {stats['algorithm/steps']:.0f}")
@@ -290,12 +256,9 @@ def test_a_model_has_the_metrics_of_its_step_and_none_of_an_earlier_evaluation()
             assert about["metrics"].get(name) == history.get(about["step"])
 
 
-LONGER = SMALL | {"horizon": 32}
-
-
 def plotted(tracker, env=CartPole, **options):
-    trainer = Trainer(PPOConfig(**LONGER).build(env), tracker=tracker, checkpoints=False, num_eval_envs=2)
-    trainer.run(max_steps=4, progress="none", **options)
+    trainer = make(env, trainer={"tracker": tracker, "num_eval_envs": 2}, horizon=32)
+    run(trainer, max_steps=4, **options)
     return trainer
 
 
@@ -328,9 +291,8 @@ def test_metrics_that_are_named_have_a_panel_each_and_mlflow_is_read(mlruns):
 
 
 def test_before_an_episode_has_ended_horizons_are_drawn():
-    config = PPOConfig(**LONGER | {"horizon": 2})  # no pole falls in four steps
-    trainer = Trainer(config.build(CartPole), tracker=MemoryTracker(), checkpoints=False)
-    trainer.run(max_steps=2, progress="none")
+    trainer = make(horizon=2)  # no pole falls in four steps
+    run(trainer, max_steps=2)
     (panel,) = trainer.plot().axes
     assert list(curves(panel)) == ["horizons of the training"]
 
@@ -343,6 +305,5 @@ def test_what_cannot_be_drawn_is_said():
         trainer.plot("eval/returns/mean")
     with pytest.raises(ValueError, match="a NullTracker keeps no metrics to read back"):
         plotted(NullTracker()).plot()
-    fresh = Trainer(PPOConfig(**LONGER).build(CartPole), tracker=MemoryTracker(), checkpoints=False)
     with pytest.raises(ValueError, match="has logged no returns yet"):
-        fresh.plot()
+        make().plot()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.probes import traced_only, weights_of
+from tests.trainers.helpers import run, saved_steps
 
 from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, WallTime, keys
 from rl8x.checkpoint import Checkpoints, listed, read
@@ -17,13 +18,16 @@ from rl8x.envs import CartPole
 from rl8x.execution import Execution
 from rl8x.execution.compiler import CompiledProgram, Compiler
 
-CPU = torch.device("cpu")
-OPTIONS = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2, "seed": 3, "device": "cpu"}
-SMALL = {**OPTIONS, "model_config": {"hidden_sizes": [32, 32]}, "max_grad_norm": 0.1}
+SMALL = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2, "seed": 3, "device": "cpu"}
+SMALL |= {"model_config": {"hidden_sizes": [32, 32]}, "max_grad_norm": 0.1}
 
 
 def build(execution="auto", **options):
     return PPOConfig.rl8(**{**SMALL, "execution": execution, **options}).build(CartPole, time_limit=20)
+
+
+def make(algorithm, **options):
+    return Trainer(algorithm, **{"tracker": NullTracker(), "checkpoints": False, "eval_env": False} | options)
 
 
 @pytest.fixture
@@ -47,27 +51,28 @@ def slightly_off(self, tensors):
     return run
 
 
-def trained(algorithm, steps, tracker=None, **options):
-    trainer = Trainer(algorithm, tracker=tracker or NullTracker(), checkpoints=False, eval_env=False)
-    trainer.run(max_steps=steps, progress="none", **options)
+def trained(algorithm, steps, **options):
+    run(make(algorithm), max_steps=steps, **options)
     return weights_of(algorithm)
 
 
 # -- the plan
 
 
-def planned(seconds_per_step, steps):
-    execution = Execution("auto", "fp32", CPU)
+@pytest.mark.parametrize(
+    ("seconds_per_step", "steps", "expected"),
+    [
+        (0.125, 1000, ("compile", 4)),
+        (0.125, 144, ("compile", 4)),
+        (0.125, 143, ("eager", 0)),  # too short to earn it
+        (100.0, 3, ("compile", 1)),
+        (0.125, math.inf, ("compile", 96)),  # nothing is known to come
+    ],
+)
+def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone(seconds_per_step, steps, expected):
+    execution = Execution("auto", "fp32", torch.device("cpu"))
     execution.plan(seconds_per_step, steps)
-    return execution.target, execution.starts_at
-
-
-def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
-    assert planned(0.125, 1000) == ("compile", 4)
-    assert planned(0.125, 144) == ("compile", 4)
-    assert planned(0.125, 143) == ("eager", 0)  # too short to earn it
-    assert planned(100.0, 3) == ("compile", 1)
-    assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
+    assert (execution.target, execution.starts_at) == expected
 
 
 # -- the change
@@ -88,7 +93,7 @@ def test_it_is_eager_to_the_bit_before_and_compiled_to_the_bit_after():
 def test_verdicts_on_programs_are_kept_in_checkpoints_and_the_tag_names_what_was_refused(tmp_path):
     tracker, first = MemoryTracker(), build("compile")
     first.execution.verdicts |= {"a": "update: result 0 is off by 1 of its size", "b": ""}
-    Trainer(first, tracker=tracker, checkpoints=tmp_path, eval_env=False).run(max_steps=1, progress="none")
+    run(make(first, tracker=tracker, checkpoints=tmp_path), max_steps=1)
     assert tracker.tags["rl8x.execution"] == "compile, eager: update"
     second = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build("compile"))
     assert second.algorithm.execution.verdicts == first.execution.verdicts
@@ -105,39 +110,28 @@ def test_verdicts_on_programs_are_kept_in_checkpoints_and_the_tag_names_what_was
     ],
 )
 def test_a_resume_with_another_end_says_at_which_step_it_really_changed(before, after, changed, tmp_path):
-    tracker = MemoryTracker()
-    first = Trainer(build(), tracker=tracker, checkpoints=tmp_path, eval_env=False)
-    first.run(max_steps=before, progress="none")
+    tracker, modes = MemoryTracker(), []
+    run(make(build(), tracker=tracker, checkpoints=tmp_path), max_steps=before)
     assert tracker.params.get("execution.compiled_from") == (3 if before == 9 else None)
-    modes = []
-    second = Trainer.resume(
-        tmp_path,
-        tracker=tracker,
-        algorithm=build(),
-        callbacks=[lambda trainer, _: modes.append(trainer.algorithm.execution.mode)],
-    )
-    second.run(progress="none", **after)
+    note = [lambda trainer, _: modes.append(trainer.algorithm.execution.mode)]
+    second = Trainer.resume(tmp_path, tracker=tracker, algorithm=build(), callbacks=note)
+    run(second, **after)
     assert tracker.params["execution.compiled_from"] == changed
     assert modes == ["eager" if step < changed else "compile" for step in range(before, second.state[keys.STEPS])]
 
 
 @pytest.mark.usefixtures("changes_at_3")
 def test_programs_are_prepared_while_it_is_eager_and_called_after(monkeypatch):
-    events = []
+    events, steps, compile_ = [], [], CompiledProgram._compile
+
+    def compiles(program, given):
+        events.append(("compile", program.check.name))
+        return compile_(program, given)
+
     monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: events.append(("prepare", self.check.name)))
-    compile_ = CompiledProgram._compile
-    monkeypatch.setattr(
-        CompiledProgram,
-        "_compile",
-        lambda self, given: events.append(("compile", self.check.name)) or compile_(self, given),
-    )
-    steps = []
-
-    def note(trainer, stats):
-        steps.append(list(events))
-
-    trainer = Trainer(build(), tracker=NullTracker(), checkpoints=False, callbacks=[note])
-    trainer.run(max_steps=9, steps_per_eval=2, progress="none")
+    monkeypatch.setattr(CompiledProgram, "_compile", compiles)
+    notes = [lambda trainer, stats: steps.append(list(events))]
+    run(make(build(), callbacks=notes, eval_env="auto"), max_steps=9, steps_per_eval=2)
     kinds = [[kind for kind, _ in each] for each in steps]
     assert kinds[0] == ["prepare", "prepare"]  # the horizon and the updates
     assert kinds[1] == ["prepare"] * 3  # the evaluation's step
@@ -159,16 +153,16 @@ def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch)
         monkeypatch.setattr("rl8x.execution.compiler.trace", refuse)
     else:
         monkeypatch.setattr(CompiledProgram, "_compile", refuse)
-    tracker = MemoryTracker()
+    tracker, algorithm = MemoryTracker(), build()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = trained(build(), 9, tracker)
+        run(make(algorithm, tracker=tracker), max_steps=9)
     told = [str(each.message) for each in caught if issubclass(each.category, RuntimeWarning)]
     assert len(told) == 1, told
     assert told[0].startswith("execution='compile' is not possible")
     assert "no compiler found. execution='eager' always is. Running eagerly." in told[0]
     assert tracker.tags["rl8x.execution"] == "eager"
-    assert torch.equal(found, trained(build("eager"), 9))
+    assert torch.equal(weights_of(algorithm), trained(build("eager"), 9))
 
 
 # -- the wait for programs, and doing without
@@ -189,13 +183,9 @@ class SlowCompiler:
         return max(self.left, 0)
 
 
-def waiting(folder, tracker=None, **options):
-    checkpoints = Checkpoints(folder, every_steps=100)
-    return Trainer(build(**options), tracker=tracker or MemoryTracker(), checkpoints=checkpoints, eval_env=False)
-
-
-def saved_steps(folder):
-    return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
+def waiting(folder, **options):
+    saves = Checkpoints(folder, every_steps=100)
+    return make(build(**options), tracker=MemoryTracker(), checkpoints=saves)
 
 
 @pytest.mark.usefixtures("changes_at_3")
@@ -211,57 +201,45 @@ def test_what_is_missing_at_the_step_is_waited_for_after_a_checkpoint_and_said(m
     assert torch.equal(weights_of(trainer.algorithm), trained(build(), 9))
 
 
-def end(trainer):
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def ask_to_stop(trainer):
-    trainer.stop("enough")
-
-
 def let_time_pass(trainer):
     WallTime._passed += 3600.0
 
 
 ENDS = {
-    "signal": (end, "interrupted by SIGTERM", "KILLED"),
-    "stop": (ask_to_stop, "enough", "FINISHED"),
-    "wall_time": (let_time_pass, "Or(WallTime('50m'), HitsUpperBound('env/steps', 900)): 3600 s", "FINISHED"),
+    "signal": (lambda trainer: os.kill(os.getpid(), signal.SIGTERM), "interrupted by SIGTERM", "KILLED"),
+    "stop": (lambda trainer: trainer.stop("enough"), "enough", "FINISHED"),
+    "wall_time": (let_time_pass, "Or(WallTime('50m'), HitsUpperBound('env/steps', 900))", "FINISHED"),
 }
 
 
 @pytest.mark.usefixtures("changes_at_3")
 @pytest.mark.parametrize("how", ENDS)
-def test_a_run_ends_while_it_waits_and_goes_on_to_the_same_bits(how, monkeypatch, tmp_path):
+def test_a_run_ends_while_it_waits_and_has_its_checkpoint(how, monkeypatch, tmp_path):
     act, reason, status = ENDS[how]
     monkeypatch.setattr(WallTime, "_passed", 0.0, raising=False)
     monkeypatch.setattr("rl8x.conditions.kinds.time", SimpleNamespace(monotonic=lambda: WallTime._passed))
-    tracker, never = MemoryTracker(), 10**6
-    trainer = waiting(tmp_path, tracker)
-    SlowCompiler(monkeypatch, never, lambda: act(trainer))
-    options = {"stop_conditions": [WallTime("50m") | HitsUpperBound(keys.ENV_STEPS, 900)], "progress": "none"}
+    trainer = waiting(tmp_path)
+    SlowCompiler(monkeypatch, 10**6, lambda: act(trainer))
+    stops = [WallTime("50m") | HitsUpperBound(keys.ENV_STEPS, 900)]
     with pytest.raises(SystemExit) if how == "signal" else contextlib.nullcontext():
-        assert trainer.run(max_steps=9, **options).stop_reason.startswith(reason.partition(":")[0])
-    assert trainer.stop_reason.startswith(reason.partition(":")[0])
-    assert (trainer.state[keys.STEPS], tracker.status) == (3, status)
+        assert run(trainer, max_steps=9, stop_conditions=stops).stop_reason.startswith(reason)
+    assert trainer.stop_reason.startswith(reason)
+    assert (trainer.state[keys.STEPS], trainer.tracker.status) == (3, status)
     assert read(listed(tmp_path)[-1]).metadata["status"] == status
-    SlowCompiler(monkeypatch, 3)
-    rest = Trainer.resume(tmp_path, tracker=MemoryTracker(), checkpoints=False, algorithm=build())
-    rest.run(max_steps=10, stop_conditions=None, progress="none")
-    assert torch.equal(weights_of(rest.algorithm), trained(build(), 10))
+    assert saved_steps(tmp_path)[-1] == 3
 
 
 @pytest.mark.usefixtures("changes_at_3")
 def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(monkeypatch, tmp_path):
-    slow, tracker, seen = SlowCompiler(monkeypatch, 5), MemoryTracker(), []
-    trainer = waiting(tmp_path, tracker, seed=None)
+    slow, trainer, seen = SlowCompiler(monkeypatch, 5), waiting(tmp_path, seed=None), []
     assert trainer.params["execution"] == "auto"
 
     def note(trainer, _):
-        seen.append((trainer.algorithm.execution.mode, tracker.params.get("execution.compiled_from")))
+        found = trainer.algorithm.execution.mode, trainer.tracker.params.get("execution.compiled_from")
+        seen.append(found)
 
     trainer.callbacks = (note,)
-    trainer.run(max_steps=9, progress="none")
+    run(trainer, max_steps=9)
     assert seen == [("eager", None)] * 5 + [("compile", 5)] * 4
     assert slow.waited == [0.0] * 5
     assert saved_steps(tmp_path) == [0, 5, 9]
@@ -269,10 +247,10 @@ def test_without_a_seed_it_changes_once_the_programs_are_there_and_never_waits(m
     SlowCompiler(monkeypatch, 3)  # now it waits: the step is known
     rest = Trainer.resume(path, tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
     assert rest.params["execution.compiled_from"] == 5
-    rest.run(progress="none")
+    run(rest)
     assert rest.algorithm.execution.mode == "compile"
     assert torch.equal(weights_of(rest.algorithm), weights_of(trainer.algorithm))
     slow = SlowCompiler(monkeypatch, 100)
     first = Trainer.resume(listed(tmp_path)[0], tracker=MemoryTracker(), checkpoints=False, callbacks=[note])
-    first.run(progress="none")
+    run(first)
     assert slow.waited == [0.0] * 8

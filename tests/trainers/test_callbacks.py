@@ -2,16 +2,15 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.trainers.test_evaluation import build, run
+from tests.trainers import helpers
+from tests.trainers.helpers import run
 
 from rl8x import keys
 from rl8x.conditions import HitsUpperBound, Plateau
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 
 def make(*callbacks, **options):
-    return Trainer(build(), **({"tracker": MemoryTracker(), "callbacks": callbacks, "num_eval_envs": 2} | options))
+    return helpers.make(trainer={"callbacks": callbacks, "num_eval_envs": 2} | options)
 
 
 class Score:
@@ -33,27 +32,18 @@ def test_a_condition_on_a_callbacks_metric_stops_the_run_in_the_row_that_has_it(
     assert "score/mine" in trainer.metric_names
 
 
-class Evaluates:
-    metric_names = ("eval/returns/mean",)
-
-    def __init__(self, returns):
-        self.returns = returns
-
-    def __call__(self, trainer, stats):
-        if stats[keys.STEPS] == 2:
-            evaluation = trainer.eval()
-            return evaluation if self.returns else None
-        return None
-
-
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_callback_that_evaluates_makes_evaluations_to_wait_for(returns):
-    trainer = make(Evaluates(returns))
+    def evaluates(trainer, stats):
+        evaluation = trainer.eval() if stats[keys.STEPS] == 2 else None
+        return evaluation if returns else None
+
+    evaluates.metric_names = ("eval/returns/mean",)
+    trainer = make(evaluates)
     stats = run(trainer, stop_conditions=[HitsUpperBound("eval/returns/mean", 0)])
     assert stats[keys.STEPS] == 2
     assert "eval/returns/mean" in stats.fresh
-    assert len(trainer.tracker.history("eval/returns/mean")) == 1
-    assert len(trainer.tracker.history("profiling/eval_ms")) == 1
+    assert [len(trainer.tracker.history(name)) for name in ("eval/returns/mean", "profiling/eval_ms")] == [1, 1]
 
 
 @pytest.mark.parametrize("metric", ["eval/long/returns/mean", "eval/length 1/returns/mean", "grid/lengths/worst_cell"])

@@ -77,38 +77,31 @@ def narrower(known):
 
 
 @pytest.mark.parametrize(
-    ("run", "calls"),
+    ("run", "call"),
     [
-        ({"max_steps": 1}, "To continue training: `rl8x resume {} --max-steps N`"),
-        (
-            {"stop_conditions": [HitsUpperBound("env/steps", 16)]},
-            "To continue training: `rl8x resume {} --stop CONDITION`",
-        ),
-        (
-            {"max_steps": 1, "env_config": narrower},
-            "To continue training: `Trainer.resume('{}').run(max_steps=N, env_config=...)`",
-        ),
+        ({"max_steps": 1}, "rl8x resume {} --max-steps N"),
+        ({"stop_conditions": [HitsUpperBound("env/steps", 16)]}, "rl8x resume {} --stop CONDITION"),
+        ({"max_steps": 1, "env_config": narrower}, "Trainer.resume({}).run(max_steps=N, env_config=...)"),
     ],
 )
-def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_path, monkeypatch, run, calls):
+def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_path, run, call):
     seen = []
     tracker = MLflowTracker()
-    tracker.describe = lambda text, folder: seen.append(text)
-    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / "a folder")
-    trainer.run(progress="none", **run)
+    tracker.describe = lambda text, folder: seen.append(text.split("\n\n"))
     folder = str(tmp_path / "a folder")
-    shown = folder if "Trainer" in calls else f"'{folder}'"
-    started, ended = (text.split("\n\n") for text in seen)
+    Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=folder).run(progress="none", **run)
+    started, ended = seen
+    call = call.format(f"'{folder}'")
     assert ended[-3:] == [
-        calls.format(shown),
+        f"To continue training: `{call}`",
         f"To take its policy elsewhere: `rl8x export '{folder}' --format pt2`",
         f"To watch it play: `rl8x play '{folder}'`",
     ]
-    begun = calls.replace("To continue training", "To continue it").replace("max_steps=N, ", "")
-    assert started[-3] == begun.replace(" --max-steps N", "").replace(" --stop CONDITION", "").format(shown)
-    if "`rl8x" in calls:
-        words = shlex.split(ended[-3].split("`")[1].replace("N`", "`").replace("CONDITION", "'env/steps >= 40'"))
-        assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
+    begun = call.replace("max_steps=N, ", "").replace(" --max-steps N", "").replace(" --stop CONDITION", "")
+    assert started[-3] == f"To continue it: `{begun}`"
+    if call.startswith("rl8x"):
+        words = shlex.split(call.replace("--max-steps N", "--max-steps 2").replace("CONDITION", "'env/steps >= 40'"))
+        assert main([*words[1:], "--progress", "none"]) == 0
 
 
 def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
@@ -166,21 +159,31 @@ def test_a_call_that_finds_a_function_says_that_it_is_trusted(tmp_path):
     assert "tracker=..., callbacks=[...], trust=True)" in trainer.ending[-1]
 
 
-def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
-    assert command() == "train.py --wandb-api-key '***' --name=x"
-    uri = f"postgresql://me:{'p4ss' * 200}@host/db"  # so long that a description cuts it
-
+def failed(text):
     def fail(trainer, stats):
-        raise RuntimeError(uri)
+        raise RuntimeError(text)
 
     trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), callbacks=[fail])
     with pytest.raises(RuntimeError):
         trainer.run(max_steps=1, progress="none")
-    assert (
-        trainer.stop_reason == trainer.tracker.tags["rl8x.stop_reason"] == "RuntimeError: postgresql://me:***@host/db"
-    )
+    return trainer
+
+
+def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
+    assert command() == "train.py --wandb-api-key '***' --name=x"
+    trainer = failed(f"postgresql://me:{'p4ss' * 200}@host/db")  # so long that a description cuts it
+    assert trainer.stop_reason == "RuntimeError: postgresql://me:***@host/db"
+    assert trainer.tracker.tags["rl8x.stop_reason"] == trainer.stop_reason
     assert "p4ss" not in trainer.tracker.description + trainer.tracker.texts["traceback.txt"]
+
+
+def test_what_a_failure_says_is_shown_as_it_is():
+    description = failed("a `b` ``c``\n# <img src=x> *d*" + "e" * 9000).tracker.description
+    (line,) = [line for line in description.split("\n\n") if line.startswith("Failed")]
+    assert line.startswith("Failed after 1 step, 16 transitions: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
+    assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 transitions\.$", line)
+    assert len(description) < 3000
 
 
 @pytest.mark.parametrize("program", ["/venv/bin/rl8x", "/venv/rl8x/__main__.py", "/venv/rl8x/cli/main.py"])
@@ -189,29 +192,7 @@ def test_the_command_line_has_the_name_of_the_program(program, monkeypatch):
     assert command() == "rl8x train CartPole --stop 'wall_time: 1m'"
 
 
-def test_what_a_failure_says_is_shown_as_it_is():
-    def fail(trainer, stats):
-        raise RuntimeError("a `b` ``c``\n# <img src=x> *d*" + "e" * 9000)
-
-    tracker = MemoryTracker()
-    with pytest.raises(RuntimeError):
-        Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, callbacks=[fail]).run(progress="none")
-    (line,) = [line for line in tracker.description.split("\n\n") if line.startswith("Failed")]
-    assert line.startswith("Failed after 1 step, 16 transitions: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
-    assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 transitions\.$", line)
-    assert len(tracker.description) < 3000
-
-
 # -- as a run file
-
-
-def again(tmp_path, monkeypatch, trainer):
-    path = tmp_path / "run.yaml"
-    path.write_text(trainer.tracker.texts["run.yaml"])
-    run = RunSpec.from_plain(load_run_file(path) | {"progress": "none"})
-    copy = Trainer.from_spec(run, tracker=MemoryTracker())
-    copy.run()
-    return copy
 
 
 @pytest.mark.parametrize(
@@ -226,13 +207,17 @@ def again(tmp_path, monkeypatch, trainer):
         {"run": {"stop_conditions": [HitsUpperBound("env/steps", 48) | HitsUpperBound("returns/mean", 1e9)]}},
     ],
 )
-def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, monkeypatch, options):
+def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, options):
     trainer = trained(**options | {"algorithm": {"seed": 1} | options.get("algorithm", {})})
-    copy = again(tmp_path, monkeypatch, trainer)
-    assert copy.algorithm.env.config == trainer.algorithm.env.config
-    assert copy.tracker.params == trainer.tracker.params
+    path = tmp_path / "run.yaml"
+    path.write_text(trainer.tracker.texts["run.yaml"])
+    spec = RunSpec.from_plain(load_run_file(path) | {"progress": "none"})
+    again = Trainer.from_spec(spec, tracker=MemoryTracker())
+    again.run()
+    assert again.algorithm.env.config == trainer.algorithm.env.config
+    assert again.tracker.params == trainer.tracker.params
     returns = trainer.tracker.history("returns/mean")
-    assert copy.tracker.history("returns/mean") == returns
+    assert again.tracker.history("returns/mean") == returns
     assert len(returns) > 1
 
 

@@ -2,34 +2,17 @@ import functools
 import warnings
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
 from gymnasium import wrappers
 from tests.probes import Probe, Steps
+from tests.trainers.helpers import make, run
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Confirmed, HitsUpperBound
-from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
-from rl8x.execution.compiler import CompiledProgram
+from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 from rl8x.trainers.evaluation import config_name
-
-
-def build(env=CartPole, **options):
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    return PPOConfig(**(small | {"num_sgd_iters": 1} | options)).build(env)
-
-
-def make(env=CartPole, *, trainer=None, **options):
-    return Trainer(build(env, **options), **({"tracker": MemoryTracker()} | (trainer or {})))
-
-
-def run(trainer, **options):
-    return trainer.run(progress="none", **options)
 
 
 class Countdown(Steps):
@@ -68,29 +51,20 @@ def test_an_instance_of_an_id_is_made_again_with_as_many_copies_as_asked_for():
     assert make(GymnasiumEnv(Countdown, 200), num_envs=200).evaluator.env.num_envs == 128
 
 
-class Walk(Env):
-    """A walk from the starting point, for `steps` steps; counts the starts in Python."""
+class Walk(Probe):
+    """A walk from the starting point, for six steps; counts the starts in Python."""
 
-    single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    single_action_space = gymnasium.spaces.Discrete(2)
-    reset_noise = 1
     capturable = False
-
-    def __init__(self, num_envs, steps=6, **options):
-        super().__init__(num_envs, time_limit=steps, **options)
-        self.scale = 1.0
-        self.num_starts = 0
+    default_time_limit = 6
+    scale, num_starts = 1.0, 0
 
     def initial_state(self, parameters, noise):
         self.num_starts += 1
-        return {"position": noise}
+        return {"x": noise}
 
     def transition(self, state, actions, parameters, noise):
         ended = torch.zeros(self.num_envs, dtype=torch.bool)
-        return {"position": state["position"] + 1}, torch.full((self.num_envs,), self.scale), ended
-
-    def observe(self, state, parameters):
-        return state["position"]
+        return {"x": state["x"] + 1}, torch.full((self.num_envs,), self.scale), ended
 
 
 def test_an_instance_of_an_own_class_is_copied_as_it_is_and_training_does_not_notice():
@@ -123,17 +97,16 @@ class Uncopyable(Walk):
         self.handle = (number for number in range(3))
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        lambda: Uncopyable(4),
-        lambda: GymnasiumEnv(gymnasium.make_vec("CartPole-v1", 4)),
-        lambda: GymnasiumEnv(functools.partial(lambda env: env, Countdown()), 1),
-    ],
-    ids=["cannot be copied", "live vector environment", "a function that gives one environment"],
-)
-def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_their_own_name(env):
-    env = env()
+NEITHER = {
+    "cannot be copied": lambda: Uncopyable(4),
+    "live vector environment": lambda: GymnasiumEnv(gymnasium.make_vec("CartPole-v1", 4)),
+    "a function that gives one": lambda: GymnasiumEnv(functools.partial(lambda env: env, Countdown()), 1),
+}
+
+
+@pytest.mark.parametrize("what", NEITHER)
+def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_their_own_name(what):
+    env = NEITHER[what]()
     trainer = make(env, num_envs=env.num_envs)
     assert trainer.evaluator is None
     with pytest.warns(UserWarning, match="can neither be copied nor made again") as caught:
@@ -147,58 +120,41 @@ def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_
         make(env, num_envs=env.num_envs, trainer={"eval_env": True})
 
 
-def test_who_asks_for_the_training_environment_is_not_warned():
-    trainer = make(trainer={"eval_env": False})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert trainer.eval()["eval/horizon_returns/mean"] > 0
-
-
 # -- names
+
+
+TASKS = {
+    "whole episodes": (functools.partial(GymnasiumEnv, Countdown, metrics=["success"]), {}, "eval/returns/mean"),
+    "horizons of episodes": (
+        *(functools.partial(GymnasiumEnv, Countdown, metrics=["success"]), {"eval_env": False}),
+        "eval/horizon_returns/mean",
+    ),
+    "horizons without end": (DiscreteDummy, {}, "eval/returns/mean"),
+}
 
 
 def names_of(trainer):
     return {name for name in trainer.metric_names if name.startswith(keys.EVAL_PREFIX)}
 
 
-@pytest.mark.parametrize("options", [{}, {"eval_env": False}], ids=["whole episodes", "horizons"])
-def test_metric_names_are_exactly_what_evaluations_of_episodes_measure(options):
-    trainer = make(GymnasiumEnv(Countdown, 4, metrics=["success"]), trainer=options)
+@pytest.mark.parametrize("task", TASKS)
+def test_metric_names_are_exactly_what_evaluations_measure_and_nothing_is_warned_of(task):
+    env, options, returns = TASKS[task]
+    trainer = make(env, trainer=options)
     trainer.step()
-    assert set(trainer.eval()) == names_of(trainer) | {"profiling/eval_ms"}
-    assert ("eval/episodes/returns/mean" in names_of(trainer)) == (options != {})
-
-
-def test_metric_names_are_exactly_what_evaluations_of_horizons_measure():
-    trainer = make(DiscreteDummy)
-    figures = ("min", "max", "mean", "std")
-    assert names_of(trainer) == {f"eval/{group}/{figure}" for group in ("returns", "rewards") for figure in figures}
-    assert set(trainer.eval()) == names_of(trainer) | {"profiling/eval_ms"}
+    with warnings.catch_warnings(action="error"):
+        assert set(trainer.eval()) == names_of(trainer) | {"profiling/eval_ms"}
+    assert returns in names_of(trainer)
+    assert any("/episodes/" in name for name in names_of(trainer)) == (env is not DiscreteDummy)
     assert set(run(trainer, max_steps=1)) <= trainer.metric_names
-    with pytest.raises(ValueError, match=r"what episodes/returns/mean is .*Watch returns/mean, or give"):
-        run(trainer, stop_conditions=[Confirmed(HitsUpperBound("episodes/returns/mean", 1))])
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [HitsUpperBound("eval/episodes/returns/mean", 1), lambda row: row["eval/episodes/returns/mean"] > 1],
-    ids=["named", "plain callable"],
-)
-def test_the_name_of_before_is_told_the_one_of_now(condition):
-    with pytest.raises(ValueError, match=r"Unknown metric 'eval/episodes/returns/mean' .*Nearest: .*eval/returns/mean"):
-        run(make(), steps_per_eval=1, stop_conditions=[condition])
 
 
 # -- what confirms what
 
 
-def test_a_horizons_sum_is_not_confirmed_by_whole_episodes():
-    trainer = make()
-    with pytest.raises(ValueError, match="measures what returns/mean is"):
-        run(trainer, stop_conditions=[Confirmed(HitsUpperBound("returns/mean", 1))])
-    assert trainer.state[keys.COLLECTS] == 0
+def test_what_whole_episodes_measure_is_confirmed_by_their_returns():
     confirmed = Confirmed(HitsUpperBound("episodes/returns/mean", 1) & ~HitsUpperBound("episodes/lengths/max", 1e6))
-    stats = run(trainer, stop_conditions=[confirmed])
+    stats = run(make(), stop_conditions=[confirmed])
     test = "And(HitsUpperBound('eval/returns/mean', 1), Not(HitsUpperBound('eval/episodes/lengths/max', 1000000.0)))"
     assert repr(confirmed.test) == test
     assert "eval/returns/mean = " in stats.stop_reason
@@ -231,16 +187,6 @@ def test_episodes_of_several_horizons_count_alike_in_the_training_environment():
     assert sum(row["episodes/ended"] for row in rows) == 6
     assert sum(row["episodes/ended"] * row["episodes/returns/mean"] for row in rows) == pytest.approx(8)
     assert [found[f"eval/horizon_returns/{name}"] for name in ("min", "max", "mean", "std")] == [2, 2, 2, 0]
-
-
-def test_an_evaluation_runs_as_training_does(monkeypatch):
-    compiled = []
-    traced = CompiledProgram._interpret
-    monkeypatch.setattr(CompiledProgram, "_compile", lambda self, given: compiled.append(1) or traced(self, given))
-    rows = [make(execution=mode).eval() for mode in ("eager", "compile")]
-    assert len(compiled) == 1
-    for name in ("eval/returns/mean", "eval/rewards/mean", "eval/episodes/lengths/max"):
-        assert rows[0][name] == pytest.approx(rows[1][name])
 
 
 # -- names of evaluations
@@ -348,18 +294,16 @@ def in_vectors(num_envs, **options):
     return GymnasiumEnv(wrappers.vector.NormalizeReward(wrappers.vector.NormalizeObservation(vector)), **options)
 
 
-OBS, REWARDS = "use `normalize_observations`,", "use `normalize_rewards`,"
+def wrapped(env, **options):
+    return functools.partial(GymnasiumEnv, env, **options)
+
+
+BOTH = "use `normalize_observations` and `normalize_rewards`,"
 WRAPPED = {
-    "none": (functools.partial(GymnasiumEnv, one), None),
-    "observations": (functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeObservation(one())), OBS),
-    "rewards": (functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(one())), REWARDS),
-    "of an id": (functools.partial(GymnasiumEnv, "CartPole-v1", wrappers=[wrappers.NormalizeObservation]), OBS),
-    "in processes": (
-        functools.partial(GymnasiumEnv, lambda: wrappers.NormalizeReward(frozen()), vectorization="async"),
-        "use `normalize_observations` and `normalize_rewards`,",
-    ),
-    "of all copies": (in_vectors, "use `normalize_observations` and `normalize_rewards`,"),
-    "that stay": (functools.partial(GymnasiumEnv, frozen), None),
+    "observations": (wrapped(lambda: wrappers.NormalizeObservation(one())), "use `normalize_observations`,"),
+    "in processes": (wrapped(lambda: wrappers.NormalizeReward(frozen()), vectorization="async"), BOTH),
+    "of all copies": (in_vectors, BOTH),
+    "that stay": (wrapped(frozen), None),
 }
 
 

@@ -10,8 +10,9 @@ import pandas
 import pytest
 import torch
 from tests.probes import Probe
+from tests.trainers import helpers
 
-from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
+from rl8x import MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
 from rl8x.drawing import DARK, LIGHT, png
 from rl8x.envs import CartPole, Parameter
@@ -19,8 +20,6 @@ from rl8x.envs.cells import make_cells
 from rl8x.replay.dataset import Dataset
 from rl8x.trainers import plot_grid
 from rl8x.trainers.grid import CellEvaluator, _grid_drawing, seed_of
-
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 0, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
 class Product(Probe):
@@ -47,9 +46,8 @@ class Endless(Product):
     default_time_limit = None
 
 
-def make(env=Product, tracker=None, **options):
-    tracker = MemoryTracker() if tracker is None else tracker
-    return Trainer(PPOConfig(**SMALL).build(env), tracker=tracker, checkpoints=False, num_eval_envs=4, **options)
+def make(env=Product, **options):
+    return helpers.make(env, trainer={"num_eval_envs": 4, "checkpoints": False, **options})
 
 
 def test_each_cell_has_the_return_of_its_parameters_and_of_an_evaluation_of_its_own():
@@ -87,7 +85,7 @@ def test_the_run_gets_three_metrics_and_one_artifact(name, called):
 
 
 def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
-    trainer = Trainer(PPOConfig(**SMALL).build(Product), num_eval_envs=4)
+    trainer = make(tracker=MLflowTracker())
     frame = trainer.evaluate_grid({"a": [1, 2], "b": [0, 3]}, episodes=1)
     trainer.close()
     run_id = trainer.tracker.run_id
@@ -135,39 +133,31 @@ def test_a_grid_is_played_where_evaluations_are():
         Trainer(student, **options).evaluate_grid({"a": [4]})
 
 
+HUGE = {"linspace": [-9, 9, 1000]}
+
+
 @pytest.mark.parametrize(
-    ("grid", "message"),
+    ("env", "grid", "options", "message"),
     [
-        ({"aa": [1]}, r"^Product: grid has no parameter 'aa'\. Did you mean 'a'\? Legal are a in \[-9, 9\] m, b in"),
-        ({"a": [1, 10]}, r"^Product: grid\['a'\] must be in \[-9, 9\] m; got 10"),
-        ({"a": np.zeros((2, 2))}, r"^grid\['a'\] must have finite numbers; got \[0.0, 0.0\]"),
-        ({"a": {"uniform": [0, 1]}}, r"^`grid` draws 'a': list its values"),
-        ({}, r"^`grid` must give values to one parameter"),
-        ({"a": {"linspace": [-9, 9, 1000]}, "b": {"linspace": [-9, 9, 1000]}}, r"^`grid` has 1,000,000 cells; at most"),
+        (Product, {"aa": [1]}, {}, r"^Product: grid has no parameter 'aa'\. Did you mean 'a'\? Legal are a in"),
+        (Product, {"a": [1, 10]}, {}, r"^Product: grid\['a'\] must be in \[-9, 9\] m; got 10"),
+        (Product, {"a": np.zeros((2, 2))}, {}, r"^grid\['a'\] must have finite numbers; got \[0.0, 0.0\]"),
+        (Product, {"a": {"uniform": [0, 1]}}, {}, r"^`grid` draws 'a': list its values"),
+        (Product, {}, {}, r"^`grid` must give values to one parameter"),
+        (Product, {"a": HUGE, "b": HUGE}, {}, r"^`grid` has 1,000,000 cells; at most"),
+        (Product, {"a": [1, 2]}, {"episodes": 0}, "`episodes` must be a whole number, at least 1; got 0"),
+        (Few, {"a": [1, 2]}, {"episodes": 8}, "`episodes` is 8, .* Few has at most 7 copies"),
+        (Endless, {"a": [1, 2]}, {}, "episodes of Endless never end"),
+        (Product(4), {"a": [1, 2]}, {}, "the Product that was given cannot be made again .*: give a class, a name"),
+        (Product, {"a": [1, 2]}, {"name": "a/"}, "name of an evaluation must be"),
     ],
 )
-def test_what_is_no_grid_ends_in_one_line(grid, message):
-    trainer = make()
+def test_what_is_no_grid_or_cannot_be_played_ends_in_one_line(env, grid, options, message):
+    trainer = make(env)
     with pytest.raises(ValueError, match=message) as error:
-        trainer.evaluate_grid(grid)
+        trainer.evaluate_grid(grid, **options)
     assert "\n" not in str(error.value)
-    assert not trainer.tracker.rows
-    assert not trainer.tracker.artifacts
-
-
-@pytest.mark.parametrize(
-    ("env", "options", "message"),
-    [
-        (Product, {"episodes": 0}, "`episodes` must be a whole number, at least 1; got 0"),
-        (Few, {"episodes": 8}, "`episodes` is 8, .* Few has at most 7 copies"),
-        (Endless, {}, "episodes of Endless never end"),
-        (Product(4), {}, "the Product that was given cannot be made again .*: give a class, a name or a factory"),
-        (Product, {"name": "a/"}, "name of an evaluation must be"),
-    ],
-)
-def test_what_cannot_be_played_ends_in_one_line(env, options, message):
-    with pytest.raises(ValueError, match=message):
-        make(env).evaluate_grid({"a": [1, 2]}, **options)
+    assert trainer.tracker.rows == trainer.tracker.artifacts == []
 
 
 def labels_of(figure):
@@ -175,25 +165,25 @@ def labels_of(figure):
     return panel.get_xlabel(), panel.get_ylabel()
 
 
-def test_one_parameter_is_a_curve_two_are_a_heat_map_with_units():
+def test_one_parameter_is_a_curve_two_are_a_heat_map_and_of_three_it_has_the_two_that_explain_most():
     trainer = make()
     curve = plot_grid(trainer.evaluate_grid({"a": [1, 2, 4], "b": 2}, episodes=1))
     assert labels_of(curve) == ("a [m]", "mean return")
     assert curve.axes[0].lines[0].get_xydata().tolist() == [[1, 7.5], [2, 13.5], [4, 25.5]]
-    both = plot_grid(trainer.evaluate_grid({"a": [1, 2, 4], "c": [0, 1]}, episodes=1))
-    assert labels_of(both) == ("a [m]", "c [s]")
-    assert both.axes[0].collections[0].get_array().tolist() == [[6, 12, 24], [9, 15, 27]]  # 3 * (2 a + c)
-    assert both.axes[1].get_ylabel() == "mean return"
-
-
-def test_of_three_parameters_the_map_has_the_two_that_explain_most():
-    figure = plot_grid(make().evaluate_grid({"a": [1, 9], "b": [1, 9], "c": [0, 1]}, episodes=1))
-    assert labels_of(figure) == ("a [m]", "b")
-    # 3 * (a * b + 0.5): the mean over c
-    assert figure.axes[0].collections[0].get_array().tolist() == [[4.5, 28.5], [28.5, 244.5]]
-    assert figure.axes[1].get_ylabel() == "mean return, averaged over c"
+    for grid, labels, means, title in (
+        # 3 * (2 a + c), and 3 * (a * b + 0.5), the mean over c
+        ({"a": [1, 2, 4], "c": [0, 1]}, ("a [m]", "c [s]"), [[6, 12, 24], [9, 15, 27]], "mean return"),
+        (
+            {"a": [1, 9], "b": [1, 9], "c": [0, 1]},
+            *(("a [m]", "b"), [[4.5, 28.5], [28.5, 244.5]], "mean return, averaged over c"),
+        ),
+    ):
+        figure = plot_grid(trainer.evaluate_grid(grid, episodes=1))
+        assert labels_of(figure) == labels
+        assert figure.axes[0].collections[0].get_array().tolist() == means
+        assert figure.axes[1].get_ylabel() == title
     with pytest.raises(ValueError, match=r"nothing to draw: give one parameter of the grid several values"):
-        plot_grid(make().evaluate_grid({"a": 1}, episodes=1))
+        plot_grid(trainer.evaluate_grid({"a": 1}, episodes=1))
 
 
 # -- all cells at once give what each gives by itself, whichever way the copies are put together

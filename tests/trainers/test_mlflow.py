@@ -1,6 +1,7 @@
 """A whole run, read back with MLflow's own client and compared with what the trainer said."""
 
 import pytest
+from tests.trainers.helpers import SMALL, make, run
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
@@ -9,14 +10,13 @@ from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
-OPTIONS = {"num_envs": 4, "horizon": 8, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-OPTIONS |= {"lr_schedule": [[0, 1e-3], [64, 1e-4]]}
+OPTIONS = SMALL | {"lr_schedule": [[0, 1e-3], [64, 1e-4]]}
 
 
 def trained(tracker, **options):
     trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, num_eval_envs=2, **options)
-    conditions = [HitsUpperBound("env/steps", 128)]
-    trainer.run(steps_per_eval=2, stop_conditions=conditions, env_config={"length": 0.7}, progress="none")
+    stops = HitsUpperBound("env/steps", 128)
+    run(trainer, steps_per_eval=2, stop_conditions=[stops], env_config={"length": 0.7})
     return trainer
 
 
@@ -24,24 +24,25 @@ def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client)
     trainer = trained(MLflowTracker(experiment_name="here", run_name="one"))
     twin = trained(MemoryTracker())
     client = mlflow_client
-    (run,) = client.search_runs([client.get_experiment_by_name("here").experiment_id])
-    assert run.info.run_id == trainer.tracker.run_id
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "one")
+    (found,) = client.search_runs([client.get_experiment_by_name("here").experiment_id])
+    run_id, data = found.info.run_id, found.data
+    assert run_id == trainer.tracker.run_id
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "one")
     names = {name for _, row in twin.tracker.rows for name in row}
-    results = {name for name in run.data.metrics if name.startswith(("final/", "best/", "best_step/"))}
-    assert names == set(run.data.metrics) - results
+    results = {name for name in data.metrics if name.startswith(("final/", "best/", "best_step/"))}
+    assert names == set(data.metrics) - results
     assert {"final/eval/returns/mean", "best/eval/returns/mean"} <= results
     for name in names:
-        history = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
+        history = [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
         expected = twin.tracker.history(name)
         assert [step for step, _ in history] == [step for step, _ in expected], name
         if not name.startswith(("profiling/", "memory/")):
             assert history == expected, name
-    assert run.data.params == {name: str(value) for name, value in twin.tracker.params.items()}
-    assert run.data.tags["rl8x.stop_reason"] == trainer.stop_reason
+    assert data.params == {name: str(value) for name, value in twin.tracker.params.items()}
+    assert data.tags["rl8x.stop_reason"] == trainer.stop_reason
     for name in ("lr_schedule", "seed", "model.class", "device", "versions.torch", "run.stop_conditions", "optimizer"):
-        assert name in run.data.params
-    assert "mlflow.source.name" in run.data.tags
+        assert name in data.params
+    assert "mlflow.source.name" in data.tags
 
 
 def test_a_run_has_a_description_of_the_users_if_any_and_its_run_file(mlruns, mlflow_client, tmp_path):
@@ -64,20 +65,17 @@ def test_a_trainer_that_runs_again_goes_on_in_the_store_of_its_run(
     """Whatever store the user has chosen for other runs since, and wherever the script is by then."""
     import mlflow
 
-    algorithm = PPOConfig(**OPTIONS).build(CartPole)
-    trainer = Trainer(algorithm, tracker=MLflowTracker(interval_s=0.05), checkpoints=checkpoints, eval_env=False)
-    trainer.run(max_steps=1, progress="none")
+    trainer = make(trainer={"tracker": MLflowTracker(interval_s=0.05), "checkpoints": checkpoints, "eval_env": False})
+    run(trainer, max_steps=1)
     other = f"sqlite:///{tmp_path}/other.db"
-    if changed == "variable":
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
-    elif changed == "process":
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # which MLflow sets too, and is restored
-        mlflow.set_tracking_uri(other)
-    else:
-        (tmp_path / "sub").mkdir()
+    (tmp_path / "sub").mkdir()
+    if changed == "folder":
         monkeypatch.chdir(tmp_path / "sub")
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", other if changed == "variable" else "")  # which is restored
+    mlflow.set_tracking_uri(other if changed == "process" else None)
     try:
-        trainer.run(max_steps=1, progress="none")
+        run(trainer, max_steps=1)
     finally:
         mlflow.set_tracking_uri(None)
     steps = mlflow_client.get_metric_history(trainer.tracker.run_id, "algorithm/steps")
@@ -88,23 +86,12 @@ def test_a_trainer_that_runs_again_goes_on_in_the_store_of_its_run(
 
 
 def test_names_that_mlflow_takes_for_one_stay_apart_also_in_a_run_that_goes_on(mlruns, mlflow_client, tmp_path):
-    params = {"weights.x<0": 1, "weights.x>0": 2, "weights.x_0": 3, "other(": 4}
-    tags = {"part[": "a", "part(": "b"}
-    tracker = MLflowTracker(params=params, tags=tags)
-    trainer = trained(tracker, checkpoints=tmp_path / "checkpoints")
-    trainer.run(max_steps=1)
-    changed = dict(reversed(params.items())) | {"weights.x=0": 5}
-    again = MLflowTracker(params=changed, tags=dict(reversed(tags.items())) | {"part{": "c"})
-    Trainer.resume(tmp_path / "checkpoints", tracker=again).run(max_steps=2)
+    """As the table of names does, in test_protocol.py."""
+    tracker = MLflowTracker(params={"x<0": 1, "x>0": 2}, tags={"part[": "a", "part(": "b"})
+    trained(tracker, checkpoints=tmp_path / "saved")
+    again = MLflowTracker(params={"x>0": 2, "x<0": 1, "x=0": 5}, tags={"part(": "b", "part[": "a", "part{": "c"})
+    run(Trainer.resume(tmp_path / "saved", tracker=again), stop_conditions=[], max_steps=5)
     assert again.run_id == tracker.run_id
     data = mlflow_client.get_run(tracker.run_id).data
-    assert {name: value for name, value in data.params.items() if name.startswith(("weights", "other"))} == {
-        "weights.x_0": "3",  # legal as it is
-        "weights.x_0-2": "1",
-        "weights.x_0-3": "2",
-        "weights.x_0-4": "5",
-        "other_": "4",
-    }
-    expected = {"part_": "b", "part_-2": "a", "part_-3": "c"}
-    assert {name: value for name, value in data.tags.items() if name.startswith("part")} == expected
-    assert not [name for name in data.tags if "weights" in name]  # as of a param that has changed
+    found = {name: value for name, value in (data.params | data.tags).items() if name.startswith(("x_", "part"))}
+    assert found == {"x_0": "1", "x_0-2": "2", "x_0-3": "5", "part_": "b", "part_-2": "a", "part_-3": "c"}

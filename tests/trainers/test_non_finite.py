@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 from tests.probes import traced_only
-from tests.trainers.test_resume import make, run, weights
+from tests.trainers.helpers import at_step, make, run, weights
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
@@ -28,25 +28,13 @@ def inject(trainer, quantity, value):
     """Have the next step meet a bad number in copy 5 of the environment, or in the update."""
     algorithm, env, policy = trainer.algorithm, trainer.algorithm.env, trainer.algorithm.policy
     if quantity in ("observations", "rewards"):
-        advance, calls = env.advance, iter(range(10_000))
-
-        def bad_advance(*args):
-            carry, step = advance(*args)
-            name = "obs" if quantity == "observations" else "rewards"
-            changed = getattr(step, name).clone()
-            if next(calls) == 3:
-                changed[5] = value
-            return carry, step._replace(**{name: changed})
-
-        env.advance = bad_advance
+        spoil_steps(env, 3, "obs" if quantity == "observations" else "rewards", 5, value)
     elif quantity == "actions":
         sample = policy.distribution.sample
 
         def bad_sample(*args):
             actions, logp = sample(*args)
-            logp = logp.clone()
-            logp[5] = value
-            return actions, logp
+            return actions, logp.index_fill(0, torch.tensor([5]), value)
 
         policy.distribution.sample = bad_sample
     elif quantity == "losses":
@@ -64,12 +52,18 @@ def inject(trainer, quantity, value):
         algorithm.updater.step = bad_step
 
 
-def at_step(step, do):
-    def callback(trainer, stats):
-        if stats[keys.STEPS] == step:
-            do(trainer)
+def spoil_steps(env, number, name, row, value):
+    """Have a part of the environment's n-th next step be bad in a row."""
+    advance, calls = env.advance, iter(range(10_000))
 
-    return callback
+    def bad_advance(*args):
+        carry, step = advance(*args)
+        changed = getattr(step, name).clone()
+        if next(calls) == number:
+            changed[row] = value
+        return carry, step._replace(**{name: changed})
+
+    env.advance = bad_advance
 
 
 def at(step, quantity, value=float("nan")):
@@ -107,15 +101,7 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
 
 def test_of_several_agents_the_copy_is_named():
     trainer = make_one(functools.partial(Spread, num_agents=2), num_envs=3)
-    env, advance = trainer.algorithm.env, trainer.algorithm.env.advance
-
-    def bad_advance(*args):
-        carry, step = advance(*args)
-        rewards = step.rewards.clone()
-        rewards[3 + 1] = math.nan  # of the second agent in the second copy
-        return carry, step._replace(rewards=rewards)
-
-    env.advance = bad_advance
+    spoil_steps(trainer.algorithm.env, 0, "rewards", 3 + 1, math.nan)  # of the second agent in the second copy
     with pytest.raises(NonFiniteError, match=r"^rewards not finite at step 1, in environments 1, slot 0") as error:
         trainer.step()
     found = error.value.diagnosis
@@ -265,15 +251,7 @@ def test_a_step_that_is_taken_back_leaves_no_priorities_and_keeps_those_of_the_s
 
 
 @pytest.mark.filterwarnings("ignore:losses not finite")
-def test_skipping_for_ever_stops():
-    trainer = make_one(trainer={"on_non_finite": "skip", "callbacks": [at(1, "losses")]})
-    with pytest.raises(NonFiniteError):
-        run(trainer, max_steps=100)
-    assert trainer.state[keys.STEPS] == 1 + MAX_IN_A_ROW + 1
-
-
-@pytest.mark.filterwarnings("ignore:losses not finite")
-def test_a_resumed_run_counts_the_skipped_steps_before_it(tmp_path):
+def test_skipping_for_ever_stops_and_a_resumed_run_counts_the_skipped_steps_before_it(tmp_path):
     options = {"on_non_finite": "skip", "checkpoints": Checkpoints(tmp_path, every_steps=1)}
     first = make_one(trainer={**options, "callbacks": [at(1, "losses")]})
     run(first, max_steps=5)

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from tests.trainers.test_non_finite import at_step
-from tests.trainers.test_resume import run, weights
+from tests.trainers.helpers import run
 
 from rl8x import keys
 from rl8x.algorithms import BCConfig
-from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.replay.recording import record
@@ -16,16 +14,12 @@ from rl8x.trainers import NonFiniteError, Trainer
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def make(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "walks"
     record(None, CartPole(2, seed=0), 64).dataset.save(path)
     options = {"updates_per_step": 1, "batch_size": 16, "lr": 1e-2, "model_config": {"hidden_sizes": [8]}}
-    return lambda **changes: BCConfig(**{"dataset": str(path), "device": "cpu", "seed": 3, **options, **changes})
-
-
-@pytest.fixture
-def make(config):
-    return lambda **options: Trainer(config(execution="eager").build(), **({"tracker": MemoryTracker()} | options))
+    config = BCConfig(dataset=str(path), device="cpu", seed=3, execution="eager", **options)
+    return lambda **options: Trainer(config.build(), tracker=MemoryTracker(), **options)
 
 
 def test_what_needs_an_environment_is_refused_before_the_first_step(make):
@@ -65,27 +59,10 @@ def test_it_is_evaluated_in_an_environment_that_is_given(make):
             make(eval_env=other)
 
 
-def spoil(trainer):
-    policy = trainer.algorithm.policy
-    trainer.logp, policy.distribution.logp = policy.distribution.logp, lambda *given: trainer.logp(*given) * torch.nan
-
-
-def mend(trainer):
-    trainer.algorithm.policy.distribution.logp = trainer.logp
-
-
-@pytest.mark.parametrize("mode", ["stop", "skip", "rollback"])
-def test_an_update_that_is_not_finite(mode, make, tmp_path):
-    seen = []
-    callbacks = [lambda trainer, stats: seen.append(weights(trainer)), at_step(3, spoil), at_step(4, mend)]
-    trainer = make(on_non_finite=mode, callbacks=callbacks, checkpoints=Checkpoints(tmp_path, every_steps=2))
-    if mode == "stop":
-        with pytest.raises(NonFiniteError, match="losses not finite at step 4, in no single environment"):
-            run(trainer, max_steps=6)
-        return
-    back = "before the step" if mode == "skip" else "in 000002-step-2"
-    with pytest.warns(RuntimeWarning, match=f"losses not finite at step 4, .*as they were {back}"):
-        stats = run(trainer, max_steps=6)
-    assert torch.equal(seen[3], seen[2 if mode == "skip" else 1])
-    assert not torch.equal(seen[4], seen[3])
-    assert stats[keys.UPDATES] == 6
+def test_an_update_that_is_not_finite_is_in_no_environment(make):
+    trainer = make()
+    trainer.step()
+    distribution = trainer.algorithm.policy.distribution
+    logp, distribution.logp = distribution.logp, lambda *given: logp(*given) * torch.nan
+    with pytest.raises(NonFiniteError, match="losses not finite at step 2, in no single environment"):
+        trainer.step()

@@ -10,19 +10,16 @@ import sys
 
 import pytest
 from tests.conftest import intercepted
-from tests.trainers.test_resume import LinesTracker, make, run
-from tests.trainers.test_signals import sends
+from tests.trainers.helpers import LinesTracker, make, run, sends
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, files
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
-from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
-from rl8x.tracking.appending import Journal
-from rl8x.tracking.location import locate
+from rl8x.tracking import MLflowTracker, NullTracker
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.store import MLflowStore, ensure_database
+from rl8x.tracking.store import MLflowStore
 from rl8x.trainers import Trainer
 
 
@@ -45,41 +42,26 @@ def steps_in(client, run_id):
     return [point.step // 32 for point in client.get_metric_history(run_id, "losses/total")]
 
 
-def test_a_second_run_says_how_many_of_the_steps_are_its_own(capfd):
-    trainer = make()
-    trainer.run(max_steps=1, progress="lines")
-    assert told(capfd)[0] == "stopped after 1 step: max_steps=1"
-    trainer.run(max_steps=2, progress="lines")
-    assert told(capfd)[0] == "stopped after 3 steps, 2 of them by the last run(): max_steps=2"
-    ended = "Stopped after 3 steps, 2 of them by the last run(), 96 transitions: `max_steps=2`"
-    assert ended in trainer.tracker.description
-
-
-def no_rate(trainer):
+def with_a_rate(trainer):
     trainer.algorithm.set_lr(1e-4)
     return trainer
 
 
-def no_rate_in_the_end(trainer):
+def with_a_rate_in_the_end(trainer):
     trainer.callbacks = (lambda trainer, stats: trainer.algorithm.set_lr(1e-4),)
     return trainer
 
 
-def no_options(trainer):
+def without_options(trainer):
     folder = trainer.checkpoints.directory
     return Trainer.resume(folder, tracker=trainer.tracker, overrides={"optimizer_config": {}, "lr_schedule": None})
 
 
-GONE = {
-    "set_lr": (no_rate, {"lr_schedule": {"kind": "step", "points": [[0, 1e-4]]}}),
-    "set_lr in a callback": (no_rate_in_the_end, {"lr_schedule": {"kind": "step", "points": [[0, 1e-4]]}}),
-    "overrides": (no_options, {"lr_schedule": {"kind": "step", "points": [[0, 1e-3]]}, "optimizer_config.eps": None}),
-}
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_params_say_what_a_run_no_longer_has(name, tmp_path):
-    changed, expected = GONE[name]
+@pytest.mark.parametrize(
+    ("changed", "rate", "eps"),
+    [(with_a_rate, 1e-4, 1e-5), (with_a_rate_in_the_end, 1e-4, 1e-5), (without_options, 1e-3, None)],
+)
+def test_params_say_what_a_run_no_longer_has(changed, rate, eps, tmp_path):
     schedule = {"kind": "adaptive", "high": 1e-2}
     trainer = make(trainer={"checkpoints": tmp_path}, lr=1e-3, lr_schedule=schedule, optimizer_config={"eps": 1e-5})
     run(trainer, max_steps=1)
@@ -87,7 +69,8 @@ def test_params_say_what_a_run_no_longer_has(name, tmp_path):
     assert (found["lr_schedule"]["high"], found["optimizer_config.eps"]) == (1e-2, 1e-5)
     trainer = changed(trainer)
     run(trainer, max_steps=2)
-    assert {param: found[param] for param in expected} == expected
+    assert found["lr_schedule"] == {"kind": "step", "points": [[0, rate]]}
+    assert found["optimizer_config.eps"] == eps
     assert next(iter(trainer.params)) == "algorithm"  # what is gone comes last
     assert [param for param in found if param.startswith("lr_schedule")] == ["lr_schedule"]
 
@@ -124,34 +107,30 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, capfd):
-    for callback, error, begin in (
-        (sends(signal.SIGTERM, 2), SystemExit, "stopped after 2 steps: interrupted by SIGTERM"),
-        (fails_at_2, RuntimeError, "failed after 2 steps: RuntimeError: out of luck"),
-    ):
-        trainer = make(trainer={"tracker": tracker(), "callbacks": [callback]})
-        with pytest.raises(error):
-            trainer.run(max_steps=4, progress="lines")
-        lines = [line for line in told(capfd) if "ending after this step" not in line]
-        name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
-        assert lines[0] == begin
-        saved = 2 if error is SystemExit else 0
-        folder = shown_path(trainer.checkpoints.directory)
-        assert lines[2] == f"to continue from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
-        with pytest.warns(RuntimeWarning, match=f"the run had callbacks, {callback.__name__}, which cannot be saved"):
-            assert main(["resume", name, "--progress", "none"]) == 0
-        assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
-        capfd.readouterr()
-
-
 def fails_at_2(trainer, stats):
     if stats[keys.STEPS] == 2:
         raise RuntimeError("out of\nluck")
 
 
-def no_answer(name, *args):
-    raise StoreDownError("no answer")
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize(
+    ("callback", "error", "says", "saved"),
+    [
+        (sends(signal.SIGTERM, 2), SystemExit, "stopped after 2 steps: interrupted by SIGTERM", 2),
+        (fails_at_2, RuntimeError, "failed after 2 steps: RuntimeError: out of luck", 0),
+    ],
+)
+def test_interrupted_and_failed_runs_say_how_to_go_on(callback, error, says, saved, mlruns, mlflow_client, capfd):
+    trainer = make(trainer={"tracker": tracker(run_name="mine"), "callbacks": [callback]})
+    with pytest.raises(error):
+        trainer.run(max_steps=4, progress="lines")
+    lines = [line for line in told(capfd) if "ending after this step" not in line]
+    folder = shown_path(trainer.checkpoints.directory)
+    assert lines[0] == says
+    assert lines[2] == f"to continue from step {saved}: Trainer.resume({folder!r}, callbacks=[...]).run()"
+    with pytest.warns(RuntimeWarning, match="the run had callbacks"):
+        assert main(["resume", "mine", "--progress", "none"]) == 0
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
@@ -196,59 +175,44 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
         assert steps_in(mlflow_client, run_id) == [1, 2, 3, 4, 5]
 
 
-def damaged(database):
+def damage(database):
     database.write_bytes(b"not a database" * 500)
 
 
-def moved_away(database):
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    database.rename("damaged.db")
-    SqlAlchemyStore._engine_map.pop(f"sqlite:///{database}").dispose()  # a new process has none
-    assert main(["sync"]) == 1  # which makes none
-    ensure_database(locate())
-
-
 def of_another_version(database):
-    shutil.copyfile(database, "good.db")
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'bf29a5ff90ea'")
         connection.commit()
 
 
-def of_this_version(database):
-    with contextlib.closing(sqlite3.connect("good.db")) as good:
-        [[version]] = good.execute("SELECT version_num FROM alembic_version")
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", [version])
-        connection.commit()
-
-
 @pytest.mark.parametrize(
-    ("spoil", "mend", "reason"),
+    ("spoil", "reason"),
     [
-        (damaged, moved_away, r"/mlflow.db is damaged or no database: move it away, and `rl8x ui` makes a new one\)"),
+        (damage, r"/mlflow.db is damaged or no database: move it away, and `rl8x ui` makes a new one\)"),
         (
             of_another_version,
-            of_this_version,
             r"another version of MLflow \(schema bf29a5ff90ea, here \w+\): .*`mlflow db upgrade sqlite:",
         ),
     ],
 )
-def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, reason, mlruns, capfd):
-    spoil(mlruns / "mlflow.db")
+def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, reason, mlruns, mlflow_template, capfd):
+    database = mlruns / "mlflow.db"
+    spoil(database)
     trainer = make(trainer={"tracker": tracker(run_name="mine")})
     run(trainer, max_steps=3)
     assert re.fullmatch(rf"4 rows of run mine did not reach sqlite:.*{reason}.*", trainer.ending[0])
     assert trainer.ending[1].endswith(": rl8x sync")
     assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.spool_folder.name}"
-    assert main(["sync"]) == 1
+    assert main(["sync"]) == 1  # which makes no database
     assert re.search(reason.removesuffix(r"\)"), capfd.readouterr().out)
-    mend(mlruns / "mlflow.db")
-    assert main(command(trainer.ending[1])) == 0
     from mlflow import MlflowClient
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    client = MlflowClient(f"sqlite:///{mlruns}/mlflow.db")
+    if (engine := SqlAlchemyStore._engine_map.pop(f"sqlite:///{database}", None)) is not None:  # as in a new process
+        engine.dispose()
+    shutil.copyfile(mlflow_template, database)
+    assert main(command(trainer.ending[1])) == 0
+    client = MlflowClient(f"sqlite:///{database}")
     [stored] = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert [point.step for point in client.get_metric_history(stored.info.run_id, "returns/mean")] == [32, 64, 96]
 
@@ -282,32 +246,6 @@ def test_a_run_whose_end_the_disk_refused_goes_on_from_what_was_saved(tmp_path, 
     again = Trainer.resume(tmp_path)
     assert run(again)[keys.STEPS] == 3
     assert again.ending == [f"to continue training: rl8x resume {tmp_path} --max-steps N, N above 3"]
-
-
-def test_where_nothing_is_kept_there_is_nothing_to_say():
-    for quiet in (NullTracker(), MemoryTracker()):
-        trainer = make(trainer={"tracker": quiet})
-        run(trainer, max_steps=1)
-        assert [line for line in trainer.ending if "resume" in line] == []
-    assert trainer.ending == [f"run {trainer.tracker.run_id} is in memory"]
-
-
-@pytest.mark.long
-def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
-    write = Journal._write
-    intercepted(monkeypatch, no_answer)
-    monkeypatch.setattr(Journal, "_write", lambda spool, line: spool._end < 9000 and write(spool, line))
-    words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
-    assert main(words.split()) == 3
-    lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
-    num_lost, num_kept = (int(re.search(r"(\d+) rows", line)[1]) for line in (lost, kept))
-    assert "has lost" in lost
-    assert num_lost + num_kept == 13  # what the run came to is the last
-    monkeypatch.setattr(Journal, "_write", write)
-    assert main(command(sends)) == 0
-    [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
-    assert (run.info.status, run.data.tags["rl8x.lost_rows"]) == ("FINISHED", str(num_lost))
-    assert len(mlflow_client.get_metric_history(run.info.run_id, "losses/total")) == num_kept
 
 
 def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeypatch, capsys):

@@ -8,11 +8,22 @@ import os
 
 import pytest
 import torch
+from tests.trainers.helpers import (
+    SMALL,
+    Killed,
+    LinesTracker,
+    config,
+    killed_at,
+    make,
+    rows,
+    run,
+    saved_steps,
+    weights,
+)
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed, read
-from rl8x.checkpoint.tree import tensors_in
+from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, as_condition
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
@@ -22,82 +33,45 @@ from rl8x.tracking.runs import RunReader
 from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
 
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+def again(source, **options):
+    """Return a trainer that goes on with a run, tracked nowhere."""
+    return Trainer.resume(source, **{"tracker": NullTracker()} | options)
 
 
-def config(**options):
-    return PPOConfig.rl8(**(SMALL | {"num_sgd_iters": 2} | options))
+def killed(folder, step, *, max_steps=9, every=1, run_options=None, **trainer):
+    """Have a run killed after a step, before that is saved."""
+    saves = {"checkpoints": Checkpoints(folder, every_steps=every, keep=9), "callbacks": [killed_at(step)]}
+    with pytest.raises(Killed):
+        run(make(trainer=saves | trainer), max_steps=max_steps, **(run_options or {}))
 
 
-def make(env=CartPole, *, trainer=None, **options):
-    options = {"tracker": MemoryTracker(), **(trainer or {}), "_": options}
-    return Trainer(config(**options.pop("_")).build(env), **options)
-
-
-def run(trainer, **options):
-    return trainer.run(progress="none", **options)
-
-
-class Killed(BaseException):
-    """As if the process had ended here: nothing that `run()` does afterwards matters to what is on the disk."""
-
-
-def killed_at(step):
-    def callback(trainer, stats):
-        if stats[keys.STEPS] == step:
-            raise Killed
-
-    return callback
-
-
-def weights(trainer):
-    state = trainer.algorithm.state_dict()
-    tensors = tensors_in([state["policy"], state.get("optimizer", state.get("nets"))])
-    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()])
-
-
-def rows(tracker):
-    found = [(row.step, name) for row in tracker.rows for name in row.metrics]
-    assert len(found) == len(set(found)), "a row is there twice"
-    timeless = {}
-    for row in tracker.rows:
-        timeless |= {
-            (row.step, name): value
-            for name, value in row.metrics.items()
-            if not name.startswith(("profiling/", "memory/"))
-        }
-    return timeless
-
-
-COMPILED = {"execution": "compile", "num_threads": 2, "num_envs": 6}
-OTHER_BOUNDS = {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}}
 # What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
+COMPILED = {"execution": "compile", "num_threads": 2, "num_envs": 6, "num_sgd_iters": 2}
 CASES = {
     "compiled, chunks of two workers": (CartPole, COMPILED, {"eval_env": False}, {}),
-    "never ends, saved after an evaluation under another config": (DiscreteDummy, {}, {}, OTHER_BOUNDS),
+    "never ends, saved after an evaluation under another config": (
+        *(DiscreteDummy, {}, {}),
+        {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatch):
-    if "chunks" in case:
-        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
-        monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
     env, options, trainer_options, run_options = CASES[case]
     conditions = lambda: [HitsUpperBound(keys.STEPS, 12), Plateau("returns/mean", patience=50)]  # noqa: E731
-    straight = make(env, trainer=trainer_options, **options)
+    straight, tracker = make(env, trainer=trainer_options, **options), MemoryTracker()
     run(straight, stop_conditions=conditions(), **run_options)
-
-    tracker = MemoryTracker()
-    saves = {"tracker": tracker, "checkpoints": Checkpoints(tmp_path / "run", every_steps=5)}
-    first = make(env, trainer={**trainer_options, **saves, "callbacks": [killed_at(7)]}, **options)
+    saves = {"tracker": tracker, "checkpoints": Checkpoints(tmp_path, every_steps=5), "callbacks": [killed_at(7)]}
     with pytest.raises(Killed):
-        run(first, stop_conditions=conditions(), **run_options)
+        run(make(env, trainer=trainer_options | saves, **options), stop_conditions=conditions(), **run_options)
     torch.manual_seed(999)
-    second = Trainer.resume(tmp_path / "run", tracker=tracker)
+    second = Trainer.resume(tmp_path, tracker=tracker)
     assert second.state[keys.STEPS] == 5
     stats = run(second)
-
     assert torch.equal(weights(second), weights(straight))
     assert second.state == straight.state
     assert stats.stop_reason == straight.stop_reason == second.stop_reason
@@ -105,22 +79,21 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatc
     assert tracker.status == "FINISHED"
 
 
+# -- how far it goes
+
+
 def test_fewer_steps_than_there_were_are_refused(tmp_path):
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
-    with pytest.raises(Killed):
-        run(make(trainer=options), max_steps=9)
-    second = Trainer.resume(tmp_path, tracker=NullTracker())
-    for limit in (2, 3):
-        with pytest.raises(ValueError, match=rf"and the run has made 3 already; got {limit}\. Give more, or None"):
-            run(second, max_steps=limit)
+    killed(tmp_path, 4)
+    second = again(tmp_path)
+    with pytest.raises(ValueError, match=r"and the run has made 3 already; got 3\. Give more, or None"):
+        run(second, max_steps=3)
     assert run(second, max_steps=4)[keys.STEPS] == 4
 
 
 def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
     tracker = MemoryTracker()
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=2), "callbacks": [killed_at(4)], "tracker": tracker}
-    with pytest.raises(Killed):
-        run(make(trainer=options | {"num_eval_envs": 2}), max_steps=6, steps_per_eval=1)
+    evaluates = {"steps_per_eval": 1}
+    killed(tmp_path, 4, max_steps=6, every=2, tracker=tracker, num_eval_envs=2, run_options=evaluates)
     second = Trainer.resume(tmp_path, tracker=tracker)
     evaluated = second.eval()["eval/returns/mean"]
     assert tracker.history("eval/returns/mean")[-1] == (64, evaluated)
@@ -135,89 +108,103 @@ def test_a_run_that_has_ended_stays_ended(tmp_path):
     stats = run(first, max_steps=3)
     first.tracker.status = "RUNNING"  # killed after its end was saved, before the tracked run knew
     second = Trainer.resume(tmp_path, tracker=first.tracker)
-    again = run(second)
-    assert dict(again) == dict(stats)
-    assert again.stop_reason == second.stop_reason == "max_steps=3"
-    assert second.state[keys.STEPS] == 3
-    assert first.tracker.status == "FINISHED"
-    assert run(Trainer.resume(tmp_path, tracker=first.tracker), max_steps=2).stop_reason == "max_steps=3"
-    third = Trainer.resume(tmp_path, tracker=first.tracker)
-    assert run(third, max_steps=None, stop_conditions=[HitsUpperBound(keys.STEPS, 5)])[keys.STEPS] == 5
-
-
-def measures(values):
-    def callback(trainer, stats):
-        return {"mine": values[int(stats[keys.STEPS]) - 1]}
-
-    callback.metric_names = ["mine"]
-    return callback
+    once_more = run(second)
+    assert dict(once_more) == dict(stats)
+    assert once_more.stop_reason == second.stop_reason == "max_steps=3"
+    assert (second.state[keys.STEPS], first.tracker.status) == (3, "FINISHED")
+    assert run(again(tmp_path), max_steps=2).stop_reason == "max_steps=3"
+    assert run(again(tmp_path), max_steps=None, stop_conditions=[HitsUpperBound(keys.STEPS, 5)])[keys.STEPS] == 5
 
 
 def test_who_goes_back_and_is_killed_before_anything_is_saved_goes_on_from_there(tmp_path):
     run(make(trainer={"checkpoints": Checkpoints(tmp_path, keep=9, every_steps=1)}), max_steps=4)
     given = {"overrides": {"lr": 0.5}, "callbacks": [killed_at(3)], "checkpoints": Checkpoints(tmp_path, keep=9)}
-    second = Trainer.resume(listed(tmp_path)[2], tracker=NullTracker(), **given)
     with pytest.raises(Killed):
-        run(second, max_steps=9)
-    third = Trainer.resume(tmp_path, tracker=NullTracker())
+        run(again(listed(tmp_path)[2], **given), max_steps=9)
+    third = again(tmp_path)
     assert (third.state[keys.STEPS], third.algorithm.config.lr) == (2, 0.5)
 
 
 def test_who_goes_back_to_before_there_was_a_best_has_none(tmp_path):
+    def measures(values):
+        def callback(trainer, stats):
+            return {"mine": values[int(stats[keys.STEPS]) - 1]}
+
+        callback.metric_names = ["mine"]
+        return [callback]
+
     every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
-    run(make(trainer={"checkpoints": every, "callbacks": [measures([math.nan, math.nan, 9, 3])]}), max_steps=4)
+    run(make(trainer={"checkpoints": every, "callbacks": measures([math.nan, math.nan, 9, 3])}), max_steps=4)
     assert find(tmp_path, best=True).path.name.endswith("step-3")
-    second = Trainer.resume(listed(tmp_path)[2], tracker=NullTracker(), callbacks=[measures([math.nan] * 5)])
+    second = again(listed(tmp_path)[2], callbacks=measures([math.nan] * 5))
     run(second, max_steps=5)
     assert second.checkpoints.best_path is None
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
         find(tmp_path, best=True)
 
 
-def test_callbacks_that_are_not_given_again_are_told_of_once(tmp_path):
-    def counts(trainer, stats):
-        return {"mine/steps": stats[keys.STEPS]}
+def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
+    straight, tracker = make(), MemoryTracker()
+    run(straight, max_steps=8)
+    killed(tmp_path, 3, max_steps=8, tracker=tracker)
+    first, waiter = (Trainer.resume(tmp_path, tracker=tracker) for _ in range(2))
+    named, stepped = (again(source) for source in (listed(tmp_path)[1], tmp_path))
+    run(first, max_steps=6)
+    stepped.step()
+    for late in (named, stepped):
+        before = late.state[keys.STEPS]
+        for call in (functools.partial(run, late, max_steps=8), late.save):
+            with pytest.raises(CheckpointError, match="another process has gone on with this run"):
+                call()
+        assert late.state[keys.STEPS] == before
+    assert run(waiter, max_steps=8)["algorithm/steps"] == 8
+    assert weights(waiter).equal(weights(straight))
+    assert rows(tracker) == rows(straight.tracker)
+    with pytest.raises(CheckpointError, match="another process"):
+        run(first, max_steps=9)
 
-    counts.metric_names = ["mine/steps"]
-    first = make(trainer={"checkpoints": tmp_path, "callbacks": [counts]})
-    run(first, max_steps=1, stop_conditions=[HitsUpperBound("mine/steps", 9)])
-    lost = r"the run had callbacks, \S*counts, which cannot be saved"
-    with pytest.warns(RuntimeWarning, match=lost), pytest.raises(ValueError, match="'mine/steps'"):
-        run(Trainer.resume(tmp_path, tracker=NullTracker()), max_steps=2)
-    resumed = Trainer.resume(tmp_path, tracker=NullTracker(), callbacks=[counts])
-    assert run(resumed, max_steps=2)["mine/steps"] == 2
-    without = Trainer.resume(tmp_path, tracker=NullTracker())
-    with pytest.warns(RuntimeWarning, match=lost):
-        run(without, max_steps=3, stop_conditions=[])
-    run(without, max_steps=1)
-    run(Trainer.resume(tmp_path, tracker=NullTracker()), max_steps=5)
+
+def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):
+    for module in ("resume", "record"):
+        monkeypatch.setattr(f"rl8x.trainers.{module}.job", lambda: "mine")
+    saves = {"checkpoints": Checkpoints(tmp_path, every_steps=1)}
+    first = make(seed=None, trainer=saves | {"callbacks": [killed_at(4)]})
+    with pytest.raises(Killed):
+        run(first, max_steps=6)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = make(seed=None, trainer=saves)
+    assert run(second, max_steps=6)[keys.STEPS] == 6
+    assert saved_steps(tmp_path) == [4, 5, 6]
+    seeds = [second.algorithm.seed, find(tmp_path).metadata["resolved"]["config"]["seed"]]
+    assert seeds == [first.algorithm.seed] * 2
+
+
+# -- what may be other than it was
 
 
 def test_overrides_are_recorded(tmp_path):
     first = make(trainer={"checkpoints": tmp_path})
     run(first, max_steps=2)
-    trainer = Trainer.resume(tmp_path, tracker=first.tracker, overrides={"lr": 5e-4})
-    run(trainer, max_steps=3)
+    run(Trainer.resume(tmp_path, tracker=first.tracker, overrides={"lr": 5e-4}), max_steps=3)
     assert first.tracker.history("coefficients/lr")[-1] == (96, pytest.approx(5e-4))
     assert json.loads(first.tracker.tags["rl8x.resumed_with"]) == {"lr": {"before": 0.001, "now": 0.0005}}
     assert first.tracker.params["lr"] == 5e-4
     assert first.tracker.tags["rl8x.resumed_from"] == "000002-step-2"
 
 
+FIXED = "`v_max` was 10.0 and is 20.0, but decides what the outputs of the networks mean, .* begin a run"
+
+
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("kind", "overrides", "says"),
     [
-        ({"seed": 99}, r"another `seed` \(99\)"),
-        ({"num_envs": 8}, "`num_envs` stays 4 as the run goes on; got 8"),
-        (
-            {"v_max": 20.0},
-            "`v_max` was 10.0 and is 20.0, but decides what the outputs of the networks mean, .* begin a run",
-        ),
-        ({"num_quantiles": 1, "num_atoms": 5}, "decides what the outputs of the networks mean"),
+        ({"num_atoms": 5}, {"seed": 99}, r"another `seed` \(99\)"),
+        ({"num_atoms": 5}, {"num_envs": 8}, "`num_envs` stays 4 as the run goes on; got 8"),
+        ({"num_atoms": 5}, {"v_max": 20.0}, FIXED),
+        ({"num_quantiles": 5}, {"num_quantiles": 1, "num_atoms": 5}, "what the outputs of the networks mean"),
     ],
 )
-def test_overrides_that_would_mean_another_run_are_refused(overrides, says, tmp_path):
-    kind = {"num_quantiles": 5} if "num_quantiles" in overrides else {"num_atoms": 5}
+def test_overrides_that_would_mean_another_run_are_refused(kind, overrides, says, tmp_path):
     algorithm = DQNConfig(**SMALL, updates_per_sample=0.1, **kind).build(CartPole)
     run(Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path), max_steps=1)
     with pytest.raises(CheckpointError, match=says):
@@ -230,23 +217,20 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
     first = make(trainer={"checkpoints": tmp_path})
     run(first, max_steps=2)
     build = lambda **options: config(**options).build(CartPole(4))  # noqa: E731 - an instance: no file can name it
-    says = r"`lr` was 0.001 and is 0.5 .* pass overrides=\{'lr': 0.5\} to change it"
-    with pytest.raises(CheckpointError, match=says):
-        Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5))
-    Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5), overrides={"lr": 0.5})
-    trainer = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(), eval_env=False)
-    assert torch.equal(weights(trainer), weights(first))
+    with pytest.raises(CheckpointError, match=r"`lr` was 0.001 and is 0.5 .* pass overrides=\{'lr': 0.5\} to change"):
+        again(tmp_path, algorithm=build(lr=0.5))
+    again(tmp_path, algorithm=build(lr=0.5), overrides={"lr": 0.5})
+    assert torch.equal(weights(again(tmp_path, algorithm=build(), eval_env=False)), weights(first))
     with pytest.raises(CheckpointError, match="DiscreteDummy"):
-        Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=config().build(DiscreteDummy))
+        again(tmp_path, algorithm=config().build(DiscreteDummy))
 
 
 def test_an_environment_that_was_given_with_other_arguments_is_made_so_by_later_checkpoints(tmp_path):
     tracker = MemoryTracker()
     run(make(trainer={"checkpoints": tmp_path, "tracker": tracker}), max_steps=1)
-    again = Trainer.resume(tmp_path, algorithm=config().build(CartPole, time_limit=7), tracker=tracker)
-    run(again, max_steps=2)
+    run(Trainer.resume(tmp_path, algorithm=config().build(CartPole, time_limit=7), tracker=tracker), max_steps=2)
     assert tracker.params["env.time_limit"] == 7
-    assert Trainer.resume(tmp_path, tracker=tracker).algorithm.env.time_limit == 7
+    assert again(tmp_path).algorithm.env.time_limit == 7
 
 
 def test_what_does_not_fit_is_one_line(tmp_path):
@@ -262,7 +246,7 @@ def test_what_does_not_fit_is_one_line(tmp_path):
     ):
         advice = rf" Leave out of `overrides` what .* \('{name}', 'lr'\), or begin a new run$"
         with pytest.raises(CheckpointError, match=f"does not fit this trainer: .*{what}.*{advice}") as error:
-            Trainer.resume(tmp_path / folder, tracker=NullTracker(), overrides={name: value, "lr": 0.5})
+            again(tmp_path / folder, overrides={name: value, "lr": 0.5})
         assert "\n" not in str(error.value)
         assert ".." not in str(error.value)
 
@@ -270,33 +254,29 @@ def test_what_does_not_fit_is_one_line(tmp_path):
 def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):
     run(make(trainer={"checkpoints": tmp_path, "eval_env": CartPole(3)}), max_steps=1)
     with pytest.raises(CheckpointError, match="pass `eval_env=`"):
-        Trainer.resume(tmp_path, tracker=NullTracker())
-    assert Trainer.resume(tmp_path, tracker=NullTracker(), eval_env=CartPole(3)).evaluator.env.num_envs == 3
+        again(tmp_path)
+    assert again(tmp_path, eval_env=CartPole(3)).evaluator.env.num_envs == 3
 
 
-@pytest.mark.parametrize("give", [lambda: Checkpoints("ckpt", every_steps=1), lambda: "ckpt"], ids=["options", "path"])
-def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, monkeypatch):
-    elsewhere, third = tmp_path / "elsewhere", tmp_path / "third"
-    elsewhere.mkdir()
-    third.mkdir()
-    monkeypatch.chdir(tmp_path)
-    given = give()
-    if isinstance(given, Checkpoints):  # what a path in `checkpoints=` means is settled when the trainer is made
-        monkeypatch.chdir(elsewhere)
-    trainer = make(trainer={"checkpoints": given, "callbacks": [lambda *_: os.chdir(third)]})
-    monkeypatch.chdir(elsewhere)
-    run(trainer, max_steps=2)
-    assert list(elsewhere.iterdir()) == list(third.iterdir()) == []
-    folder = tmp_path / "ckpt"
-    assert [read(path).metadata["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
-    assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
-    assert trainer.ending[-1].startswith(f"to continue training: Trainer.resume({str(folder)!r}")
-    monkeypatch.chdir(tmp_path)
-    again = Trainer.resume("ckpt", tracker=trainer.tracker)
-    monkeypatch.chdir(elsewhere)
-    assert run(again, max_steps=3)[keys.STEPS] == 3
-    assert read(listed(folder)[-1]).metadata["counters"][keys.STEPS] == 3
-    assert list(elsewhere.iterdir()) == []
+def test_callbacks_that_are_not_given_again_are_told_of_once_at_the_line_that_runs(tmp_path):
+    def counts(trainer, stats):
+        return {"mine/steps": stats[keys.STEPS]}
+
+    counts.metric_names = ["mine/steps"]
+    stops = {"stop_conditions": [HitsUpperBound("mine/steps", 9)], "progress": "none"}
+    make(trainer={"checkpoints": tmp_path, "callbacks": [counts]}).run(max_steps=1, **stops)
+    lost = r"the run had callbacks, \S*counts, which cannot be saved"
+    with pytest.warns(RuntimeWarning, match=lost) as told, pytest.raises(ValueError, match="'mine/steps'"):
+        again(tmp_path).run(max_steps=2)
+    assert [warning.filename for warning in told] == [__file__]
+    assert run(again(tmp_path, callbacks=[counts]), max_steps=2)["mine/steps"] == 2
+    without = again(tmp_path)
+    with pytest.warns(RuntimeWarning, match=lost):
+        run(without, max_steps=3, stop_conditions=[])
+    run(without, max_steps=1)
+
+
+# -- conditions
 
 
 class Above(Condition):
@@ -326,18 +306,14 @@ class Exceeds:
     ],
 )
 def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(condition, tmp_path):
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
-    before = condition()
-    with pytest.raises(Killed):
-        run(make(trainer=options), stop_conditions=[before], max_steps=9)
-    assert len(listed(tmp_path)) == 3
-    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    killed(tmp_path, 4, run_options={"stop_conditions": [condition()]})
+    second = again(tmp_path)
     with pytest.raises(CheckpointError, match="was not saved: pass `stop_conditions` again"):
         run(second)
     assert run(second, stop_conditions=[condition()])[keys.STEPS] == 5
     assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank
     # At its end it stays there, also with conditions that are others by their address alone.
-    assert run(Trainer.resume(tmp_path, tracker=NullTracker()), stop_conditions=[condition()])[keys.STEPS] == 5
+    assert run(again(tmp_path), stop_conditions=[condition()])[keys.STEPS] == 5
 
 
 @dataclasses.dataclass
@@ -352,16 +328,11 @@ class Rows(Condition):
         return self.count >= self.most
 
 
-@pytest.mark.parametrize("again", [{}, {"stop_conditions": [Rows(6)]}])
-def test_a_condition_that_counts_in_an_argument_goes_on_counting_and_has_ended_once(again, tmp_path):
-    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
-    with pytest.raises(Killed):
-        run(make(trainer=options), stop_conditions=[Rows(6)], max_steps=20)
+@pytest.mark.parametrize("given", [{}, {"stop_conditions": [Rows(6)]}])
+def test_a_condition_that_counts_in_an_argument_goes_on_counting_and_has_ended_once(given, tmp_path):
+    killed(tmp_path, 4, run_options={"stop_conditions": [Rows(6)]}, max_steps=20)
     for _ in range(2):
-        assert run(Trainer.resume(tmp_path, tracker=NullTracker()), **copy.deepcopy(again))[keys.STEPS] == 6
-    described = make()
-    run(described, stop_conditions=[Rows(2)])
-    assert "Until `Rows(most=2, count=0)`" in described.tracker.description
+        assert run(again(tmp_path), **copy.deepcopy(given))[keys.STEPS] == 6
 
 
 class Keeps(Condition):
@@ -380,23 +351,24 @@ class Keeps(Condition):
         return {"since": self.since}
 
 
-def test_a_condition_that_cannot_be_saved_is_refused_before_the_run(tmp_path):
+def test_a_condition_that_cannot_be_saved_is_refused_before_a_run_that_saves(tmp_path):
     trainer = make(trainer={"checkpoints": tmp_path / "run"})
     message = r"^Keeps: its attribute `kept` holds a value of type set, .* write own_state\(\) and load_own_state\(\)"
     with pytest.raises(TypeError, match=message):
         run(trainer, stop_conditions=[~Keeps(0)], max_steps=1)
-    assert trainer.tracker.status is None
-    assert list(tmp_path.iterdir()) == []
-    assert run(make(), stop_conditions=[Keeps(0)], max_steps=1)[keys.STEPS] == 1  # nothing is saved there
+    assert (trainer.tracker.status, list(tmp_path.iterdir())) == (None, [])
+    assert run(make(), stop_conditions=[Keeps(0)], max_steps=1)[keys.STEPS] == 1
 
 
 def test_a_condition_that_cannot_be_saved_any_more_costs_checkpoints_and_no_run(tmp_path, caplog):
     trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
     assert run(trainer, stop_conditions=[Keeps(3)], max_steps=4)[keys.STEPS] == 4
-    assert trainer.tracker.status == "FINISHED"
-    assert [path.name for path in listed(tmp_path)] == ["000001-step-0", "000002-step-1", "000003-step-2"]
+    assert (trainer.tracker.status, saved_steps(tmp_path)) == ("FINISHED", [0, 1, 2])
     warned = [record.getMessage() for record in caplog.records if "no checkpoint" in record.getMessage()]
     assert [text.split(": ")[1] for text in warned] == ["no checkpoint at step 3", "no checkpoint at step 4"]
+
+
+# -- where checkpoints go
 
 
 def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypatch):
@@ -404,8 +376,8 @@ def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypat
     for tracker in (MemoryTracker(), NullTracker()):
         trainer = make(trainer={"tracker": tracker})
         run(trainer, max_steps=1)
-        assert trainer.checkpoints.directory is None
-        assert trainer.save() is None
+        assert trainer.checkpoints.directory is trainer.save() is None
+        assert trainer.ending == [f"run {tracker.run_id} is in memory"] * isinstance(tracker, MemoryTracker)
     assert list(tmp_path.iterdir()) == []
     trainer = make(trainer={"checkpoints": True})
     run(trainer, max_steps=1)
@@ -420,10 +392,33 @@ def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_go
 
     trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=4), "callbacks": [saves]})
     run(trainer, stop_conditions=[Plateau("coefficients/vf", patience=4)])
-    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-4", "step-5"]
-    second = Trainer.resume(listed(tmp_path)[0], tracker=NullTracker())
+    assert saved_steps(tmp_path) == [2, 4, 5]
+    second = again(listed(tmp_path)[0])
     assert run(second)[keys.STEPS] == 5  # the condition has seen the second row
     assert second.save().name.endswith("step-5")
+
+
+def test_a_relative_folder_stays_where_it_was_when_it_was_given(tmp_path, monkeypatch):
+    given, elsewhere, third = (tmp_path / name for name in ("given", "elsewhere", "third"))
+    for folder in (given, elsewhere, third):
+        folder.mkdir()
+    monkeypatch.chdir(given)
+    options, moves = Checkpoints("options", every_steps=1), [lambda *_: os.chdir(third)]
+    by_path = make(trainer={"checkpoints": "path", "callbacks": moves})
+    monkeypatch.chdir(elsewhere)
+    for trainer in (by_path, make(trainer={"checkpoints": options, "callbacks": moves})):
+        monkeypatch.chdir(elsewhere)
+        run(trainer, max_steps=2)
+        folder = given / trainer.checkpoints.directory.name
+        assert saved_steps(folder)[-1] == 2
+        assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
+        assert trainer.ending[-1].startswith(f"to continue training: Trainer.resume({str(folder)!r}")
+    monkeypatch.chdir(given)
+    second = again("path", callbacks=[])
+    monkeypatch.chdir(elsewhere)
+    run(second, max_steps=3)
+    assert saved_steps(given / "path")[-1] == 3
+    assert list(elsewhere.iterdir()) == list(third.iterdir()) == []
 
 
 def test_a_tilde_is_the_home_in_a_folder_that_is_given(tmp_path, monkeypatch):
@@ -432,64 +427,17 @@ def test_a_tilde_is_the_home_in_a_folder_that_is_given(tmp_path, monkeypatch):
     assert Checkpoints("~nobody-of-this-name/run").directory.parent.name == "~nobody-of-this-name"
 
 
-def test_another_runs_folder_is_refused_before_training(tmp_path):
-    run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
-    other = make(trainer={"checkpoints": tmp_path})
-    with pytest.raises(CheckpointError, match="another run"):
-        run(other, max_steps=1)
-    assert other.state[keys.STEPS] == 0
-    assert (other.tracker.status, other.tracker.rows) == (None, [])  # refused before the tracked run began
-
-
-def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
-    straight, tracker = make(), MemoryTracker()
-    run(straight, max_steps=8)
-    saved = Checkpoints(tmp_path, every_steps=1, keep=9)
-    with contextlib.suppress(Killed):
-        run(make(trainer={"tracker": tracker, "checkpoints": saved, "callbacks": [killed_at(3)]}), max_steps=8)
-    first, waiter = (Trainer.resume(tmp_path, tracker=tracker) for _ in range(2))
-    named, stepped = (Trainer.resume(source, tracker=NullTracker()) for source in (listed(tmp_path)[1], tmp_path))
-    run(first, max_steps=6)
-    for late in (named, stepped):
-        if late is stepped:
-            late.step()
-        before = late.state[keys.STEPS]
-        for call in (lambda late=late: run(late, max_steps=8), late.save):
-            with pytest.raises(CheckpointError, match="another process has gone on with this run"):
-                call()
-        assert late.state[keys.STEPS] == before
-    assert run(waiter, max_steps=8)["algorithm/steps"] == 8
-    assert weights(waiter).equal(weights(straight))
-    assert rows(tracker) == rows(straight.tracker)
-    with pytest.raises(CheckpointError, match="another process"):
-        run(first, max_steps=9)
-
-
-def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):
-    for module in ("resume", "record"):
-        monkeypatch.setattr(f"rl8x.trainers.{module}.job", lambda: "mine")
-    saved = {"checkpoints": Checkpoints(tmp_path, every_steps=1)}
-    first = make(seed=None, trainer=saved | {"callbacks": [killed_at(4)]})
-    with pytest.raises(Killed):
-        run(first, max_steps=6)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    second = make(seed=None, trainer=saved)
-    assert run(second, max_steps=6)[keys.STEPS] == 6
-    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-4", "step-5", "step-6"]
-    seeds = [second.algorithm.seed, find(tmp_path).metadata["resolved"]["config"]["seed"]]
-    assert seeds == [first.algorithm.seed] * 2
-
-
-def test_a_lock_that_is_held_is_met_before_the_tracker_is_told_anything(tmp_path, monkeypatch):
+def test_a_folder_of_another_run_or_in_use_is_met_before_the_tracker_is_told_anything(tmp_path, monkeypatch):
     monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.0)
     run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
-    tracker = MemoryTracker()
-    trainer = Trainer.resume(tmp_path, tracker=tracker)
-    with FolderLock(tmp_path):
-        with pytest.raises(CheckpointError, match="in use by this process; wait for it or end it"):
-            run(trainer, max_steps=2)
-        assert (tracker.run_id, tracker.status, trainer.ending) == (None, None, [])
-    assert run(trainer, max_steps=2)["algorithm/steps"] == 2
+    other, waits = make(trainer={"checkpoints": tmp_path}), Trainer.resume(tmp_path, tracker=MemoryTracker())
+    for trainer, message in ((other, "another run"), (waits, "in use by this process; wait for it or end it")):
+        with FolderLock(tmp_path) if trainer is waits else contextlib.nullcontext():
+            with pytest.raises(CheckpointError, match=message):
+                run(trainer, max_steps=2)
+            assert (trainer.tracker.run_id, trainer.tracker.status, trainer.ending) == (None, None, [])
+    assert other.state[keys.STEPS] == 0
+    assert run(waits, max_steps=2)["algorithm/steps"] == 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins(tmp_path, monkeypatch):
@@ -507,27 +455,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
         ({"tracker": MLflowTracker(tracking_uri="http://127.0.0.1:9")}, "mlruns/checkpoints cannot hold checkpoints"),
     ):
         trainer = make(trainer=options)
-        for call in (trainer.check_run, lambda trainer=trainer: run(trainer, max_steps=1)):
+        for call in (trainer.check_run, functools.partial(run, trainer, max_steps=1)):
             with pytest.raises(ValueError, match=message):
                 call()
         assert trainer.tracker.resume_handle is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "mlruns"]
 
 
-def test_run_options_can_be_checked_without_running(tmp_path):
-    trainer = make(DiscreteDummy, trainer={"checkpoints": tmp_path / "run"}, horizons_per_env_reset=3)
-    trainer.check_run(max_steps=3, steps_per_eval=3)
-    for option, value in (("max_steps", 0), ("max_steps", 1.5), ("steps_per_eval", 4), ("steps_per_eval", -1)):
-        with pytest.raises((TypeError, ValueError), match=f"`{option}` must be"):
-            trainer.check_run(**{option: value})
-    with pytest.raises(ValueError, match="Unknown metric 'nothing'"):
-        trainer.check_run(stop_conditions=[HitsUpperBound("nothing", 1)])
-    with pytest.raises(ValueError, match="`progress` must be one of"):
-        trainer.run(max_steps=1, progress="loud")
-    with pytest.raises(ValueError, match="Nearest: max_steps"):
-        trainer.check_run(max_step=3)
-    assert list(tmp_path.iterdir()) == []
-    assert run(trainer, max_steps=1)[keys.STEPS] == 1
+# -- random numbers, and simulators
 
 
 def test_torchs_own_generator_is_restored(tmp_path):
@@ -536,7 +471,7 @@ def test_torchs_own_generator_is_restored(tmp_path):
     path = trainer.save()
     expected = torch.rand(3)
     torch.manual_seed(5)
-    Trainer.resume(path, tracker=NullTracker())
+    again(path)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -561,7 +496,7 @@ def test_a_run_of_a_gpu_goes_on_where_there_is_none_with_other_random_numbers(al
     saved, ends = weights(trainer), []
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match="was on 'cuda' and goes on on 'cpu', whose random numbers are others"):
-            resumed = Trainer.resume(tmp_path, tracker=NullTracker(), checkpoints=False)
+            resumed = again(tmp_path, checkpoints=False)
         assert torch.equal(weights(resumed), saved)
         run(resumed, max_steps=6)
         ends.append(weights(resumed))
@@ -569,46 +504,45 @@ def test_a_run_of_a_gpu_goes_on_where_there_is_none_with_other_random_numbers(al
     assert not torch.equal(ends[0], saved)
 
 
+def test_a_device_that_is_torchs_is_saved_as_its_name(tmp_path):
+    first = make(trainer={"checkpoints": tmp_path}, device=torch.device("cpu"))
+    assert first.algorithm.config == config(device="cpu")
+    run(first, max_steps=1)
+    assert again(tmp_path, overrides={"device": torch.device("cpu", 0)}).algorithm.config.device == "cpu:0"
+
+
 def test_that_a_simulator_begins_anew_is_told_once_whose_evaluations_always_do(tmp_path):
-    env = functools.partial(GymnasiumEnv, "CartPole-v1")
-    run(make(env, trainer={"checkpoints": tmp_path}), max_steps=1, steps_per_eval=1)
+    run(make(functools.partial(GymnasiumEnv, "CartPole-v1"), trainer={"checkpoints": tmp_path}), max_steps=1)
     with pytest.warns(RuntimeWarning, match="all copies start new episodes") as told:
-        resumed = Trainer.resume(tmp_path, tracker=NullTracker())
+        resumed = again(tmp_path)
     assert len(told) == 1
     run(resumed, max_steps=2)
     assert resumed.state[keys.ENV_STEPS] == 2 * 32
 
 
-class LinesTracker(MemoryTracker):
-    """Somebody else's."""
-
-    location = "lines.txt"
-
+# -- where it is tracked
 
 # Of the same name as rl8x's, and another's all the same.
 THEIRS = type("MLflowTracker", (LinesTracker,), {"__module__": "their.tracking"})
+OTHERS = {
+    LinesTracker: r"kept by a LinesTracker \(lines.txt\), which is not rl8x's: pass `tracker=`",
+    THEIRS: r"kept by a their.tracking.MLflowTracker \(lines.txt\), which is not rl8x's: pass `tracker=`",
+    MemoryTracker: r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`",
+}
 
 
-@pytest.mark.parametrize(
-    ("tracker", "message"),
-    [
-        (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which is not rl8x's: pass `tracker=`"),
-        (THEIRS, r"kept by a their.tracking.MLflowTracker \(lines.txt\), which is not rl8x's: pass `tracker=`"),
-        (MemoryTracker, r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`"),
-    ],
-)
-def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, message, mlruns, mlflow_client, capsys):
+@pytest.mark.parametrize("tracker", OTHERS)
+def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, mlruns, mlflow_client, capsys):
     first = make(trainer={"tracker": tracker(), "checkpoints": "saved"})
     run(first, max_steps=2)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=OTHERS[tracker]):
         Trainer.resume("saved")
     assert main(["resume", "saved"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
     assert "in a script: Trainer.resume('saved', tracker=...)" in error
     assert mlflow_client.get_experiment_by_name("rl8x") is None
-    second = Trainer.resume("saved", tracker=first.tracker)
-    run(second, max_steps=3)
+    run(Trainer.resume("saved", tracker=first.tracker), max_steps=3)
     assert [step for step, _ in first.tracker.history("losses/total")] == [32, 64, 96]
     elsewhere = Trainer.resume("saved", tracker=MLflowTracker())  # on purpose
     run(elsewhere, max_steps=4)
@@ -619,10 +553,9 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
     every = Checkpoints(every_steps=1, keep=9)
     first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "checkpoints": every, "num_eval_envs": 2})
     run(first, max_steps=6, steps_per_eval=2)
-    folder, run_id = first.checkpoints.directory, first.tracker.run_id
-    names = ["losses/total", "eval/returns/mean", "profiling/step_ms", "env/steps"]
+    run_id, names = first.tracker.run_id, ["losses/total", "eval/returns/mean", "profiling/step_ms", "env/steps"]
     before = RunReader().histories([run_id], names)
-    third = next(path for path in listed(folder) if path.name.endswith("step-3"))
+    third = next(path for path in listed(first.checkpoints.directory) if path.name.endswith("step-3"))
     twin = Trainer.resume(third, overrides={"lr": 0.1}, tracker=MemoryTracker(), checkpoints=False)
     run(twin, max_steps=5)
     second = Trainer.resume(third, overrides={"lr": 0.1})
@@ -638,25 +571,15 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
         assert list(zip(*found[name][run_id], strict=True)) == expected(name)
         assert record.metrics[name] == expected(name)[-1][1]
     assert found["profiling/step_ms"][run_id][0] == [32, 64, 96, 128, 160]
+
     # MLflow's page draws the same, with what was left beside it, and says so.
+    def drawn(name):
+        return sorted((point.step, point.value) for point in mlflow_client.get_metric_history(run_id, name))
+
     own = mlflow_client.get_run(run_id).data
     assert own.metrics == record.metrics
     assert own.metrics["best/eval/returns/mean"] == max(value for _, value in expected("eval/returns/mean"))
-    history = mlflow_client.get_metric_history(run_id, "losses/total")
-    assert sorted((point.step, point.value) for point in history) == expected("losses/total")
-    left = mlflow_client.get_metric_history(run_id, "left/losses/total")
-    assert (
-        sorted((point.step, point.value) for point in left) == [*zip(*before["losses/total"][run_id], strict=True)][3:]
-    )
+    assert drawn("losses/total") == expected("losses/total")
+    assert drawn("left/losses/total") == [*zip(*before["losses/total"][run_id], strict=True)][3:]
     assert "points from step 128 on that are older are of a course" in own.tags["mlflow.note.content"]
     assert own.tags["mlflow.note.content"].count("Went back") == 1
-
-
-def test_a_device_that_is_torchs_is_saved_as_its_name(tmp_path):
-    algorithm = PPOConfig(num_envs=4, horizon=4, device=torch.device("cpu")).build(CartPole)
-    first = Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path)
-    assert first.algorithm.config == PPOConfig(num_envs=4, horizon=4, device="cpu")
-    run(first, max_steps=1)
-    trainer = Trainer.resume(tmp_path, overrides={"device": torch.device("cpu", 0)})
-    assert trainer.algorithm.config.device == "cpu:0"
-    assert run(trainer, max_steps=2)[keys.STEPS] == 2

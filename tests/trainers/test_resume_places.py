@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from tests.trainers.test_resume import make, run
+from tests.trainers.helpers import make, run
 
 from rl8x.checkpoint import CheckpointError, read
 from rl8x.cli.main import main

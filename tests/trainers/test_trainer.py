@@ -10,22 +10,16 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.trainers import test_resume
-from tests.trainers.test_resume import run
+from tests.trainers.helpers import make, run
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Condition, Confirmed, HitsUpperBound, Plateau
-from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Pendulum
-from rl8x.randomization import Grid, Uniform
+from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Env, Pendulum
+from rl8x.randomization import Adaptive, Grid, Scheduled, Uniform
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
-
-
-def make(env=DiscreteDummy, **options):
-    return test_resume.make(env, **{"num_sgd_iters": 1} | options)
-
 
 # -- warnings of an algorithm
 
@@ -46,13 +40,6 @@ def test_a_silenced_critic_is_told_once():
 
 
 # -- rl8's semantics: see also the state machine at the end
-
-
-def test_an_eval_config_that_no_evaluation_of_a_run_would_apply_is_refused_before_the_first_step():
-    trainer = make(horizons_per_env_reset=-1)
-    with pytest.raises(ValueError, match="never apply"):
-        run(trainer, steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
-    assert trainer.state[keys.COLLECTS] == 0
 
 
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
@@ -84,49 +71,29 @@ def watch_gravity(trainer):
     return collects, evaluations
 
 
-# -- env_config: its rule and its record
+# -- what no run takes: told by `check_run`, and by `run` before it begins
 
-GRID = [0.25 + 0.01 * i for i in range(12)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"env_config": {"length": [0.5] * 7}}, r"env_config\['length'\] has 7 values for 4 copies \(`num_envs`\)"),
-        ({"env_config": {"length": Grid(GRID)}}, r"Grid of 12 values, but there are 4 copies.*num_envs=12 or more"),
-        ({"eval_env_config": {"length": [0.5] * 4}}, r"eval_env_config\['length'\] has 4 values for 6 copies"),
-        ({"eval_env_config": {"length": torch.ones(4)}}, r"has 4 values for 6 copies \(`num_eval_envs`\)"),
-        ({"eval_env_config": {"length": np.ones(4)}}, "has 4 values for 6 copies"),
-        ({"eval_env_config": {"length": Grid(GRID)}}, "Grid of 12 values, but there are 6 copies.*num_eval_envs=12"),
-        ({"eval_env_config": {"lenght": 1.0}}, "eval_env_config has no parameter 'lenght'. Did you mean 'length'"),
-    ],
-)
-def test_a_config_that_does_not_fit_the_copies_is_refused_before_the_first_step(options, message):
-    trainer = make(CartPole, trainer={"num_eval_envs": 6})
-    with pytest.raises(ValueError, match=message):
-        run(trainer, max_steps=1, **options)
-    assert trainer.state[keys.COLLECTS] == 0
-    assert trainer.tracker.status is None
+GRID = Grid([0.25 + 0.01 * i for i in range(12)])
+EVALS = "eval/returns/mean"
+HIGH = HitsUpperBound(EVALS, 475)
+NO_EVALUATIONS = r"reads 'eval/returns/mean', but .* give `steps_per_eval`"
+MOVES = Adaptive((0.4, 0.6), thresholds=(8, 12), step=0.05, episodes=2)
 
 
-@pytest.mark.parametrize("before", [lambda trainer: run(trainer, max_steps=1), Trainer.step, Trainer.eval])
-def test_a_config_that_comes_too_late_for_the_one_reset_is_refused_before_the_first_step(before):
-    trainer = make(CartPole, trainer={"eval_env": False})
-    before(trainer)
-    trainer.close()
-    for call in (trainer.check_run, functools.partial(run, trainer, max_steps=1)):
-        with pytest.raises(ValueError, match="This `env_config` would never apply: the environment was reset once"):
-            call(env_config={"length": 1.0})
-    assert trainer.tracker.status == "FINISHED"
-    assert trainer.state[keys.COLLECTS] == 1
-    assert run(trainer, max_steps=1, env_config={})[keys.COLLECTS] == 2  # as it is already
+def lengths(value, **options):
+    return {"env_config": {"length": value}, **options}
 
 
-def test_a_config_that_the_evaluation_environment_cannot_inherit_is_refused_before_the_first_step():
-    trainer = make(CartPole, trainer={"eval_env": Unparametrized(3)})
-    with pytest.raises(ValueError, match=r"eval_env_config \(None: as in training\) has 'length'.*no parameters"):
-        run(trainer, env_config={"length": 0.4}, max_steps=1)
-    run(trainer, env_config={"length": 0.4}, eval_env_config={}, steps_per_eval=1, max_steps=1)
+def follows(metric):
+    return lengths(Scheduled([(0, 0.5), (100, 1.0)], by=metric))
+
+
+def evaluated(value):
+    return {"eval_env_config": {"length": value}}
+
+
+def stops(condition, **options):
+    return {"stop_conditions": [condition], **options}
 
 
 class Unparametrized(CartPole):
@@ -137,6 +104,86 @@ class Unparametrized(CartPole):
 
     def transition(self, state, actions, parameters, noise):
         return state, torch.ones(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class Undrawn(CartPole):
+    draw = Env.draw
+
+
+EPISODIC = [  # options of a run, and what is said
+    ({"max_steps": 1.5}, "`max_steps` must be"),
+    ({"steps_per_eval": -1}, "`steps_per_eval` must be"),
+    ({"steps_per_eval": 1, "evals_per_film": 0}, "`evals_per_film` must be at least 1; got 0"),
+    ({"evals_per_film": 1}, "`evals_per_film` counts the evaluations of the run: give `steps_per_eval`"),
+    (lengths(GRID), r"Grid of 12 values, but there are 4 copies.*num_envs=12 or more"),
+    (evaluated(torch.ones(4)), r"eval_env_config\['length'\] has 4 values for 6 copies \(`num_eval_envs`\)"),
+    ({"eval_env_config": {"lenght": 1.0}}, "eval_env_config has no parameter 'lenght'. Did you mean 'length'"),
+    (evaluated(MOVES), r"`eval_env_config\['length'\]` moves with training"),
+    ({"env_config": lambda known: {"lenght": 1}}, "has no parameter 'lenght'"),
+    ({"env_config": lambda known: {"length": 99}}, "must be in"),
+    ({"env_config": lambda known: {"length": MOVES}}, "a function gives distributions that stand still"),
+    (follows("env/stepz"), r"`env_config\['length'\]` goes by the metric 'env/stepz', .* Did you mean 'env/steps'"),
+    (follows(EVALS), r"goes by 'eval/returns/mean', but this run makes no evaluations: give `steps_per_eval`"),
+    (stops(HitsUpperBound("nothing", 1)), "Unknown metric 'nothing'"),
+    (stops(HitsUpperBound("env/steps", 64) & ~Plateau(EVALS)), NO_EVALUATIONS),
+    (stops(Confirmed(HIGH, by=HitsUpperBound("eval/returns/min", 1))), NO_EVALUATIONS),
+    (stops(Confirmed(HitsUpperBound("returns/mean", 1))), "measures what returns/mean is"),
+    (stops(HitsUpperBound("eval/episodes/returns/mean", 1), steps_per_eval=1), "Nearest: .*eval/returns/mean"),
+]
+EPISODES = Confirmed(HitsUpperBound("episodes/returns/mean", 1))
+NEVER_ENDS = {"horizons_per_env_reset": -1}
+REFUSED = [  # with the environment, and options of the trainer and the algorithm
+    *[(CartPole, {"num_eval_envs": 6}, {}, options, message) for options, message in EPISODIC],
+    (DiscreteDummy, {}, {"horizons_per_env_reset": 3}, {"steps_per_eval": 4}, "`steps_per_eval` must be a multiple"),
+    (DiscreteDummy, {}, NEVER_ENDS, {"eval_env_config": {"bounds": 10.0}}, "never apply"),
+    (CartPoleInfinite, {}, NEVER_ENDS, lengths(MOVES), r"none ever ends: .* Use horizons_per_env_reset=1"),
+    (DiscreteDummy, {}, {}, stops(EPISODES), r"what episodes/returns/mean is .*Watch returns/mean, or give"),
+    (
+        CartPole,
+        {"eval_env": Unparametrized(3)},
+        {},
+        lengths(0.4),
+        r"None: as in training\) has 'length'.*no parameters",
+    ),
+    (Undrawn, {}, {}, {"steps_per_eval": 1, "evals_per_film": 1}, "Undrawn cannot be rendered: give it a `draw`"),
+]
+
+
+@pytest.mark.parametrize(("env", "made", "config", "options", "message"), REFUSED)
+def test_what_no_run_takes_is_told_before_it_begins(env, made, config, options, message, tmp_path):
+    trainer = make(env, trainer={"checkpoints": tmp_path / "run", **made}, **config)
+    for call in (trainer.check_run, functools.partial(run, trainer)):
+        with pytest.raises((TypeError, ValueError), match=message) as told:
+            call(**{"max_steps": 1, **options})
+        assert "\n" not in str(told.value)
+    assert (trainer.state[keys.COLLECTS], trainer.tracker.status) == (0, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_options_and_progress_are_checked_before_anything_is_made_and_what_is_legal_runs(tmp_path):
+    trainer = make(DiscreteDummy, trainer={"eval_env": False, "checkpoints": tmp_path / "run"})
+    with pytest.raises(ValueError, match="`progress` must be one of"):
+        trainer.run(max_steps=1, progress="loud")
+    with pytest.raises(ValueError, match="Nearest: max_steps"):
+        trainer.check_run(max_step=3)
+    trainer.check_run(max_steps=3, steps_per_eval=3)
+    assert list(tmp_path.iterdir()) == []
+    inherits_nothing = make(CartPole, trainer={"eval_env": Unparametrized(3)})
+    run(inherits_nothing, **lengths(0.4), eval_env_config={}, steps_per_eval=1, max_steps=1)
+    assert run(make(CartPole), stop_conditions=[HIGH], max_steps=1, steps_per_eval=1)[keys.STEPS] == 1
+
+
+def test_a_config_that_comes_too_late_for_the_one_reset_is_refused():
+    trainer = make(CartPole, trainer={"eval_env": False})
+    run(trainer, max_steps=1)
+    for call in (trainer.check_run, functools.partial(run, trainer, max_steps=1)):
+        with pytest.raises(ValueError, match="This `env_config` would never apply: the environment was reset once"):
+            call(env_config={"length": 1.0})
+    assert (trainer.tracker.status, trainer.state[keys.COLLECTS]) == ("FINISHED", 1)
+    assert run(trainer, max_steps=1, env_config={})[keys.COLLECTS] == 2  # as it is already
+
+
+# -- env_config: its record
 
 
 @pytest.mark.parametrize("values", [list, np.array, torch.tensor, tuple])
@@ -150,15 +197,16 @@ def test_values_for_each_copy_of_an_evaluation(values):
 
 
 @pytest.mark.parametrize("value", [Grid([1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]])
-@pytest.mark.parametrize(("copies", "taken"), [(2, [2.0, 4.0]), (4, [1.0, 2.0, 3.0, 4.0]), (8, None), (1, [3.0])])
+@pytest.mark.parametrize(
+    ("copies", "taken"), [(2, [2.0, 4.0]), (4, [1.0, 2.0, 3.0, 4.0]), (8, [1.0, 2.0, 3.0, 4.0] * 2)]
+)
 def test_evaluations_take_evenly_spaced_ones_of_the_trainings_values(value, copies, taken):
     trainer = make(CartPole, trainer={"num_eval_envs": copies})
     run(trainer, env_config={"length": value}, steps_per_eval=1, max_steps=1)
     lengths = trainer.evaluator.env.carry["parameters"]["length"].tolist()
-    assert sorted(lengths) == (taken or sorted([1.0, 2.0, 3.0, 4.0] * 2))
-    assert trainer.tracker.params.get("eval_env_config.length") == (
-        str(taken) if copies < 4 else None if isinstance(value, Grid) or copies == 4 else str(lengths)
-    )
+    assert sorted(lengths) == sorted(taken)
+    told = copies < 4 or (copies > 4 and isinstance(value, list))  # else it is as in training
+    assert trainer.tracker.params.get("eval_env_config.length") == (str(lengths) if told else None)
 
 
 def test_params_tell_what_is_trained_and_evaluated_under():
@@ -241,7 +289,7 @@ def test_every_condition_sees_every_row_with_the_evaluation_in_it():
             return {}
 
     witness = Witness()
-    run(make(), steps_per_eval=2, stop_conditions=[lambda stats: stats[keys.STEPS] >= 4, witness])
+    run(make(DiscreteDummy), steps_per_eval=2, stop_conditions=[lambda stats: stats[keys.STEPS] >= 4, witness])
     steps, values, fresh = zip(*witness.rows, strict=True)
     assert steps == (1, 2, 3, 4)
     assert fresh == (False, True, False, True)
@@ -249,38 +297,14 @@ def test_every_condition_sees_every_row_with_the_evaluation_in_it():
     assert values[1] == values[2] != None  # noqa: E711
 
 
-def test_a_confirmation_evaluates_under_the_runs_config():
-    seen = []
-    trainer = make(CartPole, trainer={"num_eval_envs": 2})
-    evaluate = trainer.evaluator.evaluate
-    trainer.evaluator.evaluate = lambda config, **options: seen.append(dict(config)) or evaluate(config, **options)
-    confirmed = Confirmed(HitsUpperBound("rewards/mean", 1.0))
-    run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
-    assert seen[0] == {"length": 0.9}
-
-
 def test_a_second_run_starts_conditions_afresh_and_goes_on_in_the_same_tracked_run():
-    trainer = make()
+    trainer = make(DiscreteDummy)
     plateau = Plateau("algorithm/steps", patience=1, rtol=10.0)
     assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 2
     first = trainer.tracker.run_id
     assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 4
     assert trainer.tracker.run_id == first
     assert [step for step, _ in trainer.tracker.history("algorithm/steps")] == [32 * n for n in range(1, 5)]
-
-
-def test_a_run_within_a_run_is_refused():
-    def again(trainer, stats):
-        with pytest.raises(RuntimeError, match=r"this trainer is in a run\(\) already: one at a time"):
-            run(trainer, max_steps=3)
-
-    trainer = make(trainer={"callbacks": [again]})
-    assert run(trainer, max_steps=2)[keys.STEPS] == 2
-    assert trainer.tracker.status == "FINISHED"
-    with pytest.raises(ValueError, match="max_steps"):
-        run(trainer, max_steps=0)
-    trainer.callbacks = ()
-    assert run(trainer, max_steps=1)[keys.STEPS] == 3
 
 
 @pytest.mark.parametrize("gives", [True, False])
@@ -327,7 +351,7 @@ class TrainerMachine(RuleBasedStateMachine):
     @initialize(every=st.sampled_from([-1, 1, 2, 3]))
     def begin(self, every):
         self.every = every
-        self.trainer = make(horizons_per_env_reset=every, num_envs=2, horizon=2)
+        self.trainer = make(DiscreteDummy, horizons_per_env_reset=every, num_envs=2, horizon=2)
         self.collects = self.steps = 0
 
     @rule()
