@@ -13,12 +13,11 @@ from unittest import mock
 import pytest
 from mlflow import MlflowClient
 from tests.forks import ForkedPython
+from tests.trainers.helpers import at_step, make, run, saved_steps
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.cli.main import main
-from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker, sync
 from rl8x.tracking.journal import read_ack
 from rl8x.trainers import Trainer
@@ -59,10 +58,6 @@ def dies_when_all_is_in_the_store(trainer, stats):
         while read_ack(folder).offset < os.path.getsize(folder / "journal.jsonl"):
             time.sleep(0.05)
         shipping._shared.popen.kill()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def dies_at_once(trainer, stats):
-    if stats[keys.STEPS] == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
 config = PPOConfig(num_envs=4, horizon=8, seed=5, num_sgd_iters=1, model_config={"hidden_sizes": [8]})
@@ -136,39 +131,15 @@ def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(mlruns, clie
     assert times_logged(client) == EIGHT_STEPS
 
 
-def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, client, tmp_path, monkeypatch):
-    assert trains("dies_at_once").wait(60) == -signal.SIGKILL
-    (folder,) = (mlruns / "checkpoints").iterdir()
-    spool = mlruns / "spool" / folder.name
-    assert (folder / read(listed(folder)[-1]).metadata["run"]["spool"]).samefile(spool)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    trainer = Trainer.resume(folder)
-    trainer.run(progress="none")
-    assert trainer.tracker.spool_folder == spool
-    for place in (tmp_path / "elsewhere", tmp_path):
-        monkeypatch.chdir(place)
-        assert sync().spools == []
-    assert the_run(client).info.status == "FINISHED"
-    assert times_logged(client) == EIGHT_STEPS
-
-
-SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "execution": "eager"}
 ON_LINUX = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux tells where a folder was moved to")
 
 
 def trained(checkpoints, act, tracker=None):
     """Train six steps, at the third of which somebody acts, while the checkpoint of the second may be being written."""
-    config = PPOConfig(**SMALL, model_config={"hidden_sizes": [8]})
-    tracker = tracker or NullTracker()
-    acts = [lambda trainer, stats: act(trainer) if stats[keys.STEPS] == 3 else None]
-    trainer = Trainer(config.build(CartPole), callbacks=acts, checkpoints=checkpoints, tracker=tracker)
-    trainer.run(max_steps=6, progress="none")
+    options = {"checkpoints": checkpoints, "callbacks": [at_step(3, act)], "tracker": tracker or NullTracker()}
+    trainer = make(trainer=options, execution="eager")
+    run(trainer, max_steps=6)
     return trainer
-
-
-def steps_of(folder):
-    return [int(path.name.rpartition("-")[2]) for path in listed(folder)]
 
 
 @ON_LINUX
@@ -188,7 +159,7 @@ def test_checkpoints_that_are_moved_are_followed_and_nothing_is_made_where_they_
     trainer = trained(Checkpoints("runs/a", every_steps=1, keep=9, best="returns/mean"), moves)
     now = tmp_path / ("runs/a".replace(moved, to))
     assert trainer.checkpoints.directory == now
-    assert steps_of(now) == [0, 1, 2, 3, 4, 5, 6]
+    assert saved_steps(now) == [0, 1, 2, 3, 4, 5, 6]
     assert trainer.checkpoints.best_path.parent == now
     assert trainer.ending[-1].endswith(
         f"Trainer.resume('{now.relative_to(tmp_path)}', callbacks=[...]).run(max_steps=N), N above 6"
@@ -210,7 +181,7 @@ def test_a_folder_that_is_moved_within_a_write_gets_the_whole_checkpoint(tmp_pat
 
     monkeypatch.setattr(files, "_write", moving)
     trained(Checkpoints(folder, every_steps=1, keep=9), lambda trainer: None)
-    assert steps_of(tmp_path / "b") == [0, 1, 2, 3, 4, 5, 6]
+    assert saved_steps(tmp_path / "b") == [0, 1, 2, 3, 4, 5, 6]
     assert [read(path).path for path in listed(tmp_path / "b")] == listed(tmp_path / "b")
     assert not folder.exists()
     assert len(caplog.records) == 1
@@ -224,7 +195,7 @@ def test_a_folder_that_is_deleted_is_made_anew(tmp_path, caplog):
         shutil.rmtree(folder)
 
     trainer = trained(Checkpoints(folder, every_steps=1, keep=9), deletes)
-    assert steps_of(folder) == [3, 4, 5, 6]
+    assert saved_steps(folder) == [3, 4, 5, 6]
     assert trainer.checkpoints.directory == folder
     warned = [record.getMessage() for record in caplog.records]
     assert warned == [f"rl8x: {folder} was deleted with its checkpoints, and is made anew"]
@@ -257,14 +228,25 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
 
 
 @pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])
-def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path, monkeypatch):
+def test_a_power_cut_loses_and_doubles_no_row_wherever_the_run_is_resumed_from(
+    ack, mlruns, client, tmp_path, monkeypatch
+):
     assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
     (spool,) = (mlruns / "spool").iterdir()
+    folder = mlruns / "checkpoints" / spool.name
+    assert (folder / read(listed(folder)[-1]).metadata["run"]["spool"]).samefile(spool)
     os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
     assert read_ack(spool).offset > os.path.getsize(spool / "journal.jsonl")
     monkeypatch.setattr("rl8x.tracking.appending.boot_id", lambda: "after the cut")
     if ack == "lost":
         (spool / "ack.json").unlink()
-    Trainer.resume(mlruns / "checkpoints" / spool.name).run(progress="none")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trainer = Trainer.resume(folder)
+    trainer.run(progress="none")
+    assert trainer.tracker.spool_folder == spool
+    for place in (tmp_path / "elsewhere", tmp_path):
+        monkeypatch.chdir(place)
+        assert sync().spools == []
     assert times_logged(client) == EIGHT_STEPS
     assert the_run(client).info.status == "FINISHED"
