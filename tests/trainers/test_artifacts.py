@@ -152,18 +152,13 @@ def test_a_run_ends_with_its_last_and_best_policy_as_models(mlflow_client):
         assert {"episodes/returns/mean", "returns/mean"} <= set(metrics)
     last = trainer.algorithm.policy
     assert np.array_equal(found["last"][0].decide(obs).actions, last.decide(obs).actions)
-    states = {
-        path.name: read(path).state["trainer"]["algorithm"]["policy"] for path in listed(trainer.checkpoints.directory)
-    }
+    states = [read(path).state["trainer"]["algorithm"]["policy"] for path in listed(trainer.checkpoints.directory)]
     weights = found["best"][0].state_dict()
-    assert any(all(torch.equal(state[name], weights[name]) for name in weights) for state in states.values())
+    assert any(all(torch.equal(state[name], weights[name]) for name in weights) for state in states)
     if best_step != 4 * 64:
         assert not torch.equal(weights["model.actor.0.weight"], found["last"][0].state_dict()["model.actor.0.weight"])
-
-
-def test_a_resumed_run_ends_with_models_of_its_own(mlflow_client):
-    first = trained(patient(), log_models=True)
-    Trainer.resume(first.checkpoints.directory, tracker=patient()).run(max_steps=6, progress="none")
+    # A resumed run has models of its own.
+    run(Trainer.resume(trainer.checkpoints.directory, tracker=patient()), max_steps=6)
     experiment = mlflow_client.get_experiment_by_name("rl8x").experiment_id
     models = [model for model in mlflow_client.search_logged_models([experiment]) if model.name == "last"]
     assert sorted(int(model.tags["rl8x.step"]) for model in models) == [4 * 64, 6 * 64]
@@ -181,31 +176,25 @@ def test_the_best_model_has_the_evaluation_of_a_condition_that_made_it_the_best(
     assert (about["step"], about["metrics"][METRIC]) == (best, history[best])
 
 
-def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
+REFUSED = [
+    ({"register": "team/match"}, "register: MLflow's models have names without '/' and ':'; got 'team/match'"),
+    ({"alias": "champion"}, "alias names a version of a registered model: give register too"),
+    ({"register": "match", "alias": "v2"}, "alias: .* not 'latest' or 'v1'; got 'v2'"),
+    ({"name": "best/1.5"}, "a model has a name without any of .*; got 'best/1.5'"),
+]
+
+
+def test_a_model_is_logged_when_it_is_asked_for_and_names_that_mlflow_refuses_are_refused_there(mlflow_client):
     trainer = trained(patient(), checkpoints=False)
+    for names, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            trainer.log_model(**names)
     trainer.log_model("champion of today", register="match", alias="champion")
     trainer.close()
     version = mlflow_client.get_model_version_by_alias("match", "champion")
     assert version.run_id == trainer.tracker.run_id
     assert mlflow_client.get_run(version.run_id).info.status == "FINISHED"
     assert set(logged_policies(mlflow_client)) == {"champion of today"}
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ({"register": "team/match"}, "register: MLflow's models have names without '/' and ':'; got 'team/match'"),
-        ({"alias": "champion"}, "alias names a version of a registered model: give register too"),
-        ({"register": "match", "alias": "v2"}, "alias: .* not 'latest' or 'v1'; got 'v2'"),
-        ({"name": "best/1.5"}, "a model has a name without any of .*; got 'best/1.5'"),
-    ],
-)
-def test_names_that_mlflow_refuses_are_refused_where_they_are_given(mlflow_client, names, message):
-    trainer = trained(patient(), checkpoints=False)
-    with pytest.raises(ValueError, match=message):
-        trainer.log_model(**names)
-    trainer.close()
-    assert logged_policies(mlflow_client) == {}
 
 
 class Sums(Model):

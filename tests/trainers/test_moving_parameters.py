@@ -80,6 +80,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, tmp_path):
     assert saved["present"] == whole.algorithm.env.present_config()
 
 
+def states(trainer):
+    groups = trainer.algorithm.env.parameter_state.curricula
+    return {key: {part: tensor.tolist() for part, tensor in group.state.items()} for key, group in groups.items()}
+
+
 @pytest.mark.parametrize("name", ["adaptive", "learnable"])
 def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(name, tmp_path):
     def begun(**options):
@@ -87,10 +92,6 @@ def test_what_has_moved_is_there_again_where_a_config_comes_back_after_a_resume(
         for config, steps in ((CONFIGS[name], 5), ({"length": 0.5}, 2)):
             run(trainer, config, max_steps=steps, steps_per_eval=None)
         return trainer
-
-    def states(trainer):
-        groups = trainer.algorithm.env.parameter_state.curricula
-        return {key: {part: tensor.tolist() for part, tensor in group.state.items()} for key, group in groups.items()}
 
     whole = begun()
     left = states(whole)
@@ -112,14 +113,10 @@ def test_evaluations_change_nothing_in_training(name):
     trainer = make(without)
     run(trainer, CONFIGS[name], steps_per_eval=None)
     assert {place: v for place, v in rows(with_them).items() if not place[1].startswith("eval/")} == rows(without)
-    env = trainer.algorithm.env
-    before = {
-        key: {n: t.clone() for n, t in group.state.items()} for key, group in env.parameter_state.curricula.items()
-    }
+    before = states(trainer)
     trainer.eval(env_config={"length": 0.3})
-    trainer.eval(env_config=env.config)
-    for key, state in before.items():
-        assert all(env.parameter_state.curricula[key].state[n].equal(tensor) for n, tensor in state.items())
+    trainer.eval(env_config=trainer.algorithm.env.config)
+    assert states(trainer) == before
     with pytest.raises(ValueError, match=r"`env_config\['gravity'\]` moves with training, and an evaluation moves"):
         trainer.eval(env_config={"gravity": Scheduled([(0, 9.0)])})
 

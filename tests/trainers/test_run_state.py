@@ -281,7 +281,7 @@ def test_a_condition_on_what_a_callback_measures_asks_for_its_declaration():
 def test_a_plain_callable_that_waits_for_them_is_refused_at_the_first_row():
     trainer = make()
     with pytest.raises(ValueError, match=r"reads 'eval/returns/mean', but .* give `steps_per_eval`"):
-        run(trainer, stop_conditions=[lambda row: row[EVALS] > 475])
+        run(trainer, stop_conditions=[lambda row: row[EVALS] > 475], max_steps=2)
     assert trainer.state[keys.STEPS] == 1
     with pytest.raises(ValueError, match=r"Unknown metric 'eval/episodes/returns/mean' .*Nearest: .*eval/returns/mean"):
         run(make(), steps_per_eval=1, stop_conditions=[lambda row: row["eval/episodes/returns/mean"] > 1])
