@@ -12,6 +12,7 @@ from tests.trainers.helpers import (
     SMALL,
     Killed,
     LinesTracker,
+    at_step,
     config,
     killed_at,
     make,
@@ -386,13 +387,11 @@ def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypat
 
 
 def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_goes_on_saving(tmp_path):
-    def saves(trainer, stats):
-        if stats[keys.STEPS] == 2:
-            assert trainer.save() is None
-
-    trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=4), "callbacks": [saves]})
+    answers, saves = [], Checkpoints(tmp_path, every_steps=4)
+    asks = at_step(2, lambda trainer: answers.append(trainer.save()))
+    trainer = make(trainer={"checkpoints": saves, "callbacks": [asks]})
     run(trainer, stop_conditions=[Plateau("coefficients/vf", patience=4)])
-    assert saved_steps(tmp_path) == [2, 4, 5]
+    assert (answers, saved_steps(tmp_path)) == ([None], [2, 4, 5])
     second = again(listed(tmp_path)[0])
     assert run(second)[keys.STEPS] == 5  # the condition has seen the second row
     assert second.save().name.endswith("step-5")

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from tests.forks import need_gradients_in_forks
-from tests.trainers.helpers import make, run, saved_steps, sends
+from tests.trainers.helpers import at_step, make, run, saved_steps, sends
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
@@ -91,11 +91,7 @@ WAYS = {
     [*[(codes, "FINISHED") for codes in ((), (None,), (0,))], *[((code,), "KILLED") for code in (4, "no", 0.0)]],
 )
 def test_sys_exit_in_a_callback_ends_the_run_by_its_code(codes, status, how):
-    def exits(trainer, stats):
-        if stats[keys.STEPS] == 2:
-            sys.exit(*codes)
-
-    trainer = make(trainer={"callbacks": [exits]})
+    trainer = make(trainer={"callbacks": [at_step(2, lambda trainer: sys.exit(*codes))]})
     with pytest.raises(SystemExit):
         WAYS[how](trainer)
     tracker = trainer.tracker
