@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.combinations.cases import ALGORITHMS, CONFIRMED, DEVICE, WITH_A_REPLAY, Case, cases
 from tests.combinations.ledger import Horizon, check_rows_of_replay
 from tests.probes import everything, traced_only
-from tests.trainers.test_resume import Killed, killed_at
+from tests.trainers.helpers import Killed, killed_at
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
