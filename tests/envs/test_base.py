@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl8x.envs import BUILTIN, CartPole, DiscreteDummy, Pendulum
+from rl8x.envs import BUILTIN, CartPole, Pendulum
 from rl8x.envs.base import Env, Parameter
-from rl8x.randomization import Grid, LogUniform, Normal, Uniform
+from rl8x.randomization import Grid, LogUniform, Uniform
 from rl8x.trees import flatten_tree
 
 
@@ -23,12 +23,10 @@ class Countdown(Env):
         "bonus": Parameter(default=0.0, low=-1.0, high=1.0, unit="", description="added to each reward"),
     }
     terminates = True
-    reset_noise = 1
-    step_noise = 1
+    reset_noise = step_noise = 1
 
     def initial_state(self, parameters, noise):
-        count = torch.floor(noise[:, 0] * parameters["most"]) + 1
-        return {"count": count, "draws": torch.stack((noise[:, 0], noise[:, 0]), 1)}
+        return {"count": torch.floor(noise[:, 0] * parameters["most"]) + 1, "draws": noise.expand(-1, 2)}
 
     def transition(self, state, actions, parameters, noise):
         count = state["count"] - 1 - actions
@@ -62,20 +60,20 @@ class Oracle:
         self.start(noise)
 
     def start(self, noise):
-        self.count = float(np.floor(noise * 4) + 1)
-        self.draw, self.length, self.total = noise, 0, 0.0
+        self.count, self.draw = float(np.floor(noise * 4) + 1), noise
+        self.length, self.total = 0, 0.0
 
     def step(self, action, step_noise, reset_noise):
+        """Return what a step has, up to the observation before a reset, and that after it."""
         self.count -= 1 + action
         self.draw = step_noise
         self.length += 1
         self.total += abs(self.count)
-        terminated = self.count <= 0
-        truncated = self.limit is not None and self.length >= self.limit
-        row = (abs(self.count), terminated, truncated, (self.count, self.draw), self.total, self.length)
+        terminated, truncated = self.count <= 0, self.limit is not None and self.length >= self.limit
+        row = [abs(self.count), terminated, truncated, self.total, self.length, [self.count, self.draw]]
         if terminated or truncated:
             self.start(reset_noise)
-        return row, (self.count, self.draw)
+        return [*row, [self.count, self.draw], self.total, self.length]
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])
@@ -90,14 +88,14 @@ def test_advance_equals_a_loop_over_copies(limit):
     for t in range(1, 31):
         actions = torch.randint(2, (16,), generator=generator)
         carry, step = env.advance(carry, actions, noise[t])
-        for i, oracle in enumerate(oracles):
-            row, after = oracle.step(int(actions[i]), float(noise[t, i, 0]), float(noise[t, i, 1]))
-            reward, terminated, truncated, final, total, length = row
-            now = carry["returns"], carry["elapsed"], step.rewards, step.terminated, step.truncated
-            now = [each[i].item() for each in (*now, step.episode_returns, step.episode_lengths)]
-            assert now == [oracle.total, oracle.length, reward, terminated, truncated, total, length]
-            assert (tuple(step.final_obs[i].tolist()), tuple(step.obs[i].tolist())) == (final, after)
-            ended += terminated or truncated
+        found = (step.rewards, step.terminated, step.truncated, step.episode_returns, step.episode_lengths)
+        found = zip(
+            *[each.tolist() for each in (*found, step.final_obs, step.obs, carry["returns"], carry["elapsed"])],
+            strict=True,
+        )
+        for i, (oracle, row) in enumerate(zip(oracles, found, strict=True)):
+            assert [*row] == oracle.step(int(actions[i]), *noise[t, i].tolist())
+            ended += row[1] or row[2]
     assert ended > 50
     assert step.valid is None
 
@@ -204,48 +202,12 @@ def test_drawn_parameters_change_where_an_episode_ends_and_nowhere_else():
     assert changed > 100
 
 
-def test_drawn_columns_do_not_touch_the_noise_of_resets():
-    plain, drawn = CartPole(8, seed=0), CartPole(8, seed=0)
-    noise = torch.rand(8, 6)
-    plain.restart(noise[:, :4])
-    drawn.parameter_state.configure({"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 10)})
-    drawn.parameter_state.adopt()
-    carry, obs = drawn.restart(noise)
-    assert torch.equal(obs, plain.restart(noise[:, :4])[1])
-    # One column each, in the order in which the class declares the parameters.
-    torch.testing.assert_close(carry["parameters"]["gravity"], 5 + 5 * noise[:, 4])
-    torch.testing.assert_close(carry["parameters"]["length"], 0.2 + 0.6 * noise[:, 5])
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"lenght": 1.0}, "Did you mean 'length'"),
-        ({"lenght": 1.0}, r"gravity in \[0.1, 100\] m/s\^2"),
-        ({"length": 99.0}, r"env_config\['length'\] must be in \[0.025, 10\] m; got 99"),
-        ({"length": [0.5, -1.0]}, "got -1"),
-        ({"length": float("nan")}, "got nan"),
-        ({"length": [0.5, 0.5, 0.5]}, r"has 3 values for 2 copies \(`num_envs`\)"),
-        ({"length": "long"}, "got 'long'"),
-        ({"length": None}, "got None"),
-        ({"length": True}, "must be a number, .*; got True"),
-        ({"length": Uniform(0.1, 50)}, "reaches from 0.1 to 50"),
-        ({"length": {"unifrom": [0.1, 0.2]}}, "Did you mean 'uniform'"),
-        ({"length": {"uniform": [0.2, 0.1]}}, "must not exceed"),
-        ({"length": np.full(3, 0.5)}, r"has 3 values for 2 copies"),
-        ({"length": np.full((2, 1), 0.5)}, r"got shape \[2, 1\]"),
-        ({"length": Grid([0.1, 0.2, 0.3])}, r"Grid of 3 values, but there are 2 copies \(`num_envs`\).*num_envs=3"),
-        ({"length": Normal(20, 1)}, "mean lies outside"),
-    ],
-)
-def test_a_wrong_config_says_what_is_legal(config, message):
+def test_a_config_that_is_refused_changes_nothing():
     env = CartPole(2, seed=0)
     env.reset(config={"length": 0.6})
     state = env.generator.get_state()
-    with pytest.raises(ValueError, match=message) as caught:
-        env.reset(config=config)
-    assert str(caught.value).startswith("CartPole: env_config")
-    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="got 99"):
+        env.reset(config={"length": 99.0})
     assert env.config == {"length": 0.6}
     assert torch.equal(env.generator.get_state(), state)
 
@@ -264,37 +226,21 @@ def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed()
         env.plain_config({"length": True})  # which equals 1.0
     # Draws take noise in the order of the names.
     for names in (["length", "gravity"], ["gravity", "length"]):
-        config, fresh = {name: Uniform(0.2, 0.8) for name in names}, CartPole(2, seed=1)
+        config, fresh = dict.fromkeys(names, Uniform(0.2, 0.8)), CartPole(2, seed=1)
         env.reset(config=config, seed=1), fresh.reset(config=config)
         torch.testing.assert_close(env.carry["parameters"], fresh.carry["parameters"], rtol=0, atol=0)
-
-
-def test_time_limit_argument():
-    assert (CartPole(1).time_limit, CartPole(1, time_limit=None).time_limit) == (500, None)
-    made = (CartPole(1, time_limit=None), Pendulum(1, time_limit=None), DiscreteDummy(1, time_limit=3))
-    assert [env.episodic for env in made] == [True, False, True]
 
 
 def test_what_a_user_does_to_an_observation_does_not_reach_the_physics():
     one, two = CartPole(4, seed=0), CartPole(4, seed=0)
     obs, _ = one.reset()
-    obs.mul_(100)
     two.reset()
-    for row in rollout(one, 5):
-        row[0].add_(7)
-        row[1].add_(7)
-    assert torch.equal(one.step(torch.zeros(4, dtype=torch.int64))[1], torch.ones(4))
-    rollout(two, 5)
-    two.step(torch.zeros(4, dtype=torch.int64))
+    obs.mul_(100)
+    for _ in range(5):
+        obs, *_, info = one.step(torch.ones(4, dtype=torch.int64))
+        two.step(torch.ones(4, dtype=torch.int64))
+        obs.add_(7), info["final_obs"].add_(7)
     assert torch.equal(one.carry["state"]["physics"], two.carry["state"]["physics"])
-
-
-def test_the_program_key_tells_what_is_built_in():
-    env, keys = CartPole(4, seed=0), []
-    for config in ({}, {"length": 0.7}, {"length": [0.7] * 4}, {"length": Uniform(0.2, 0.8)}):
-        env.reset(config=config)
-        keys.append(env.program_key)
-    assert keys[0] == keys[1] == keys[2] != keys[3]  # a value is data, one for each copy too
 
 
 @pytest.mark.parametrize(

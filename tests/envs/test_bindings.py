@@ -211,14 +211,17 @@ class Many(VectorEnv):
         return self.observation(), self.mass.clone(), self.done.clone(), torch.zeros(3, dtype=torch.bool), {}
 
 
+def set_drag(env, values):
+    assert values.shape == (3,)
+    env.drag = 10.0 * values
+
+
+PER_COPY = {"mass": Scale(Attribute("mass", per_copy=True)), "drag": Function(set_drag, default=0.0, low=0.0)}
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 def test_a_simulator_of_many_copies_gets_values_where_episodes_begin(mode):
-    def set_drag(env, values):
-        assert values.shape == (3,)
-        env.drag = 10.0 * values
-
-    parameters = {"mass": Scale(Attribute("mass", per_copy=True)), "drag": Function(set_drag, default=0.0, low=0.0)}
-    env = GymnasiumEnv(Many(mode), parameters=parameters)
+    env = GymnasiumEnv(Many(mode), parameters=PER_COPY)
     env.reset(config={"mass": Uniform(1.0, 2.0), "drag": [0.0, 1.0, 2.0]})
     begun = 0
     for _ in range(20):
@@ -232,6 +235,14 @@ def test_a_simulator_of_many_copies_gets_values_where_episodes_begin(mode):
         begun += int((mass != before).sum())
         assert torch.equal(mass != before, obs[:, 1] == 0)
     assert begun > 10
+
+
+def test_one_that_resets_its_copies_itself_keeps_its_values_until_all_are_reset():
+    env = GymnasiumEnv(Many(AutoresetMode.SAME_STEP), parameters=PER_COPY)
+    assert env.reset(config={"mass": 2.0, "drag": Grid([1.0, 2.0])})[0][:, 0].tolist() == [12.0, 22.0, 12.0]
+    assert env.reset(config={})[0][:, 0].tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match="the simulator starts episodes within its step"):
+        env.reset(config={"drag": Uniform(0.0, 1.0)})
 
 
 FORMS = [

@@ -8,9 +8,9 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from tests.probes import Probe
 
-from rl8x.envs import Env, NumpyEnv, Parameter
+from rl8x.envs import NumpyEnv, Parameter
 from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host, picture_of
 from rl8x.envs.registry import BUILTIN
 
@@ -110,13 +110,6 @@ def test_what_is_drawn_is_where_the_state_has_it(name, state, parameters, colour
     assert where(drawn(name, state, **parameters), colour) == expected
 
 
-def test_a_longer_pole_is_drawn_longer_and_another_link_has_no_height_to_reach():
-    short, long = (where(drawn("CartPole", cart_at(0.0, 0.0), length=length), ORANGE)[1] for length in (0.8, 1.0))
-    assert long - short == pytest.approx(0.2 * METRE, abs=2)
-    with pytest.raises(AssertionError, match="nothing is"):
-        where(drawn("Acrobot", HANGING, link_length_1=2.0), GREEN)
-
-
 def test_a_cart_without_limits_stays_in_sight():
     picture = drawn("CartPoleInfinite", cart_at(40.0, math.pi))
     column, row = where(picture, BLUE)
@@ -153,25 +146,17 @@ def test_every_built_in_environment_draws_each_of_its_copies(name):
     assert (pictures[0] == NumpyEnv(env).render()[0]).all()
 
 
-class Drawn(Env):
+class Drawn(Probe):
     """A dot whose size is its parameter."""
 
-    single_observation_space = Box(-1.0, 1.0, (1,), np.float32)
-    single_action_space = Discrete(2)
     parameters = {"size": Parameter(default=0.2, low=0.0, high=1.0, unit="m", description="of the dot")}  # noqa: RUF012
     default_time_limit = 3
-
-    def initial_state(self, parameters, noise):
-        return {"x": torch.zeros(self.num_envs)}
 
     def transition(self, state, actions, parameters, noise):
         return {"x": state["x"] + 0.25}, torch.ones(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
 
-    def observe(self, state, parameters):
-        return state["x"].unsqueeze(-1)
-
     def draw(self, canvas, state, parameters, past):
-        canvas.circle((float(state["x"]), 0.0), parameters["size"], BLUE)
+        canvas.circle((float(state["x"][0]), 0.0), parameters["size"], BLUE)
 
 
 def test_an_own_environment_draws_itself_by_one_function():
@@ -182,7 +167,3 @@ def test_an_own_environment_draws_itself_by_one_function():
     assert where(small, BLUE) == pytest.approx((0.25 * HEIGHT / 2, 0), abs=1)
     blues = [np.abs(each.astype(int) - [0, 0x72, 0xB2]).max(-1).__lt__(12).sum() for each in (small, large)]
     assert blues[1] / blues[0] == pytest.approx(9, rel=0.05)
-
-
-def test_what_draws_nothing_has_no_render_mode():
-    assert type("Plain", (Drawn,), {"draw": Env.draw})(1).render_mode is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 
 import gymnasium
@@ -275,24 +276,21 @@ FORMS = {
     "no arguments": (type("Old", (Fine,), {"reset": reset_without_arguments}), "Old.reset must take .* takes nothing"),
     "no options": (type("Old", (Fine,), {"reset": reset_with_a_seed}), "Old.reset must take .* takes seed=None"),
     "step of four": (variant(step=(X, 1.0, False, {})), "Old.step must return .*truncated, info.* a tuple of 4 values"),
-    "step of nothing": (variant(step=None), "Old.step must return .* returned None"),
     "info of a reset": (variant(reset=(X, None)), "Old.reset must return .*a dict as `info`; got None"),
     "info of a step": (variant(step=(X, 1.0, False, False, [])), "Old.step must .* a dict as `info`; got a list of 0"),
     "shape": (variant(reset=(X[:1], {})), r"Old.reset: the observation must be elements of Box\(\[2\], .* \[1\]"),
     "later shape": (variant(step=(X[None], 1.0, False, False, {})), r"Old.step: the observation must .* \[1, 2\]"),
     "type": (variant(observation_space=spaces.Box(0, 9, (2,), np.uint8)), "Old.reset: .* got ndarray .* float32"),
     "number": (variant(observation_space=spaces.Discrete(3), reset=(1.5, {})), r"elements of Discrete\(3\).* got 1.5"),
-    "missing part": (variant(observation_space=PAIR, reset=((X,), {})), r"must have the parts of Tuple\(.* got 0\."),
     "no parts": (variant(observation_space=spaces.Dict(a=BOX)), r"the parts of Dict\(a: .* got ndarray \[2\]"),
     "inner": (
-        variant(observation_space=spaces.Dict(a=BOX), reset=({"a": X[:1]}, {})),
-        r"the observation\['a'\] must be elements of Box\(\[2\]",
+        variant(observation_space=PAIR, reset=((X[:1], 0), {})),
+        r"the observation\['0'\] must be elements of Box",
     ),
     "reward": (
         variant(step=(X, X[:1], False, False, {})),
         r"Old.step: `reward` must be one number.* got ndarray \[1\]",
     ),
-    "no reward": (variant(step=(X, None, False, False, {})), "Old.step: `reward` must be one number.* got None"),
     "terminated": (variant(step=(X, 1.0, X == 1, False, {})), r"Old.step: `terminated` must .* \[2\] of bool"),
     "truncated": (variant(step=(X, 1.0, False, {}, {})), "Old.step: `truncated` must be one number.* got a dict"),
     "wrapper": (lambda: OldWrapper(Fine()), "OldWrapper.step must return .* a tuple of 4 values"),
@@ -306,12 +304,8 @@ FORMS = {
 @pytest.mark.parametrize("case", FORMS)
 def test_what_has_not_the_form_of_gymnasiums_api_is_told_at_build(case, vectorization):
     make_one, message = FORMS[case]
-
-    def make(num_envs, **options):
-        return GymnasiumEnv(make_one, num_envs, vectorization=vectorization, **options)
-
     with pytest.raises((TypeError, ValueError), match=message) as caught:
-        PPOConfig(**SMALL, horizon=4).build(make)
+        PPOConfig(**SMALL, horizon=4).build(functools.partial(GymnasiumEnv, make_one, vectorization=vectorization))
     assert "\n" not in str(caught.value)
 
 
@@ -382,30 +376,22 @@ def test_a_simulator_of_which_there_is_one_only_is_not_tried():
         assert the_one.calls == []
 
 
-def test_errors_of_an_environments_own_are_left_to_the_training():
-    class Fails(Fine):
-        def step(self, action):
-            raise KeyError("mine")
+def failing(self, action):
+    raise KeyError("mine")
 
-    algorithm = PPOConfig(**SMALL, horizon=4).build(
-        lambda num_envs, **options: GymnasiumEnv(Fails, num_envs, **options)
-    )
+
+def test_errors_of_an_environments_own_are_left_to_the_training():
+    fails = type("Fails", (Fine,), {"step": failing})
+    algorithm = PPOConfig(**SMALL, horizon=4).build(functools.partial(GymnasiumEnv, fails))
     with pytest.raises(KeyError, match="mine"):
         algorithm.collect()
 
 
 BATCHES = {
     "rewards": ({"rewards": np.ones((4, 1))}, r"Batch.step: `rewards` must be shaped \[4\], .* got ndarray \[4, 1\]"),
-    "a row": ({"rewards": np.ones((1, 4))}, r"`rewards` must be shaped \[4\], .* got ndarray \[1, 4\]"),
     "tensors": ({"rewards": torch.ones(4, 1)}, r"`rewards` must be shaped \[4\], .* got Tensor \[4, 1\] of float32"),
-    "one reward": ({"rewards": 1.0}, r"`rewards` must be shaped \[4\], one number for each copy; got 1.0"),
-    "too few": ({"rewards": np.ones(3)}, r"`rewards` must be shaped \[4\], .* got ndarray \[3\]"),
-    "terminated": (
-        {"terminated": np.zeros((4, 1), bool)},
-        r"`terminated` must be shaped \[4\], .* got ndarray \[4, 1\]",
-    ),
-    "truncated": ({"truncated": False}, r"`truncated` must be shaped \[4\], .* got False"),
-    "none": ({"truncated": None}, r"`truncated` must be shaped \[4\], .* got None"),
+    "terminated": ({"terminated": np.zeros(3, bool)}, r"`terminated` must be shaped \[4\], .* got ndarray \[3\]"),
+    "truncated": ({"truncated": False}, r"`truncated` must be shaped \[4\], one number for each copy; got False"),
     "observation": ({"obs": np.zeros((4, 1, 2))}, r"Batch.step: the observation must be 4 elements of Box\(\[2\]"),
     "one observation": ({"reset": (X, {})}, r"Batch.reset: the observation must be 4 elements of .* got ndarray \[2\]"),
     "reset alone": ({"reset": np.zeros((4, 2))}, r"Batch.reset must return \(observation, info\)"),

@@ -21,7 +21,6 @@ from rl8x.envs import (
     MountainCarContinuous,
     Pendulum,
 )
-from rl8x.envs.steps import wrapped_angle
 
 NUM_STATES = 1000
 
@@ -213,14 +212,6 @@ def test_the_infinite_cartpole_moves_as_the_finite_one_and_never_ends():
     assert CartPoleInfinite(3).observe(after, {})[0].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
     assert rest == 0.0
     torch.testing.assert_close(far, near, atol=1e-5, rtol=0)
-
-
-def test_wrapped_keeps_the_direction():
-    angles = torch.linspace(-20, 20, 401)
-    turned = wrapped_angle(angles)
-    assert float(turned.abs().max()) <= math.pi + 1e-5
-    torch.testing.assert_close(turned.sin(), angles.sin(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(turned.cos(), angles.cos(), atol=1e-5, rtol=0)
 
 
 def test_dummies_move_pay_the_distance_and_never_end():

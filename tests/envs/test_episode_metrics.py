@@ -10,9 +10,10 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordEpisodesOfVector
+from tests.probes import Probe
 
 from rl8x import MemoryTracker, PPOConfig, Trainer
-from rl8x.envs import Env, GymnasiumEnv, validate
+from rl8x.envs import GymnasiumEnv, validate
 from rl8x.envs.episode_metrics import REDUCTIONS, EpisodeMetrics
 
 ALL = torch.ones(3, dtype=torch.bool)
@@ -99,34 +100,21 @@ def test_a_success_in_any_form_is_averaged(form, made):
             return *result, info | ({"is_success": form(info["is_success"])} if "is_success" in info else {})
 
     env = GymnasiumEnv(Formed, 3, seed=4) if made else GymnasiumEnv(SyncVectorEnv([Formed] * 3), seed=4)
-    assert successes(ended_rows(env, 30)) == {3: 0.0, 4: 1.0, 5: 0.0}
-
-
-def successes(rows):
-    """The success by an episode's length."""
-    return {int(step.episode_lengths[row]): float(step.metrics["is_success"][row]) for step, row in rows}
+    found = {
+        int(step.episode_lengths[row]): float(step.metrics["is_success"][row]) for step, row in ended_rows(env, 30)
+    }
+    assert found == {3: 0.0, 4: 1.0, 5: 0.0}
 
 
 def vectorised(mode):
-    if mode == "async":
-        return AsyncVectorEnv([Goal] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    return SyncVectorEnv([Goal] * 3, autoreset_mode=mode)
+    kind = AsyncVectorEnv if mode == "async" else SyncVectorEnv
+    return kind([Goal] * 3, autoreset_mode=AutoresetMode.SAME_STEP if mode == "async" else mode)
 
 
-def ended_rows(env, steps):
-    """Step without noise; yield each row whose episode ended, with its step."""
-    env.reset()
-    carry = env.carry
-    for _ in range(steps):
-        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
-        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
-        yield from ((step, row) for row in rows.nonzero().squeeze(1).tolist())
-
-
-@pytest.mark.parametrize("mode", [*AutoresetMode, "async"])
+@pytest.mark.parametrize("mode", [*AutoresetMode, "async", "made"])
 def test_figures_over_episodes_in_each_autoreset_mode(mode):
-    spec = {"is_success": "last", "effort": "sum"}
-    env = GymnasiumEnv(vectorised(mode), seed=4, metrics=spec)
+    source = Goal if mode == "made" else vectorised(mode)
+    env = GymnasiumEnv(source, 3, seed=4, metrics={"is_success": "last", "effort": "sum"})
     ended = 0
     for step, row in ended_rows(env, 40):
         length = int(step.episode_lengths[row])
@@ -137,29 +125,14 @@ def test_figures_over_episodes_in_each_autoreset_mode(mode):
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("made", "metrics", "merged"),
-    [
-        ("sync", "auto", False),
-        ("sync", {"is_success": "last", "effort": "sum"}, True),
-        ("vector", "auto", True),
-        (None, "auto", True),
-    ],
-)
-def test_of_copies_that_are_made_only_what_is_read_is_merged(made, metrics, merged, monkeypatch):
-    """A wrapper around a vector environment that was given, or of an id's own form, may read anything."""
-    vector, infos = vectorised(AutoresetMode.NEXT_STEP), []
-    own_form = gymnasium.envs.registration.EnvSpec("Goal-v0", Goal, vector_entry_point=lambda num_envs: vector)
-    monkeypatch.setitem(gymnasium.registry, "Goal-v0", own_form)
-    source = vector if made is None else "Goal-v0"
-    env = GymnasiumEnv(source, 3, vectorization=made or "sync", seed=4, metrics=metrics)
-    step_all = env.vector_env.step
-    monkeypatch.setattr(
-        env.vector_env, "step", lambda actions: (result := step_all(actions), infos.append(result[4]))[0]
-    )
-    assert successes(ended_rows(env, 30)) == {3: 0.0, 4: 1.0, 5: 0.0}
-    assert any("effort" in info for info in infos) == merged
-    env.close()
+def ended_rows(env, steps):
+    """Step without noise; yield each row whose episode ended, with its step."""
+    env.reset()
+    carry = env.carry
+    for _ in range(steps):
+        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
+        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
+        yield from ((step, row) for row in rows.nonzero().squeeze(1).tolist())
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
@@ -226,21 +199,15 @@ def test_metrics_that_are_reported_and_those_that_nobody_asked_for_are_not_warne
     assert list(recwarn) == []
 
 
-class Own(Env):
-    single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
-    single_action_space = spaces.Discrete(2)
+class Own(Probe):
     default_time_limit = 4
     metric_names = ("distance",)
-    reset_noise = 1
 
     def initial_state(self, parameters, noise):
         return {"x": noise}
 
     def transition(self, state, actions, parameters, noise):
         return {"x": state["x"] + 1.0}, torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
-
-    def observe(self, state, parameters):
-        return state["x"]
 
     def measure(self, state, parameters):
         return {"distance": state["x"][:, 0].floor()}

@@ -47,8 +47,8 @@ def cartpole(**changes):
     return config
 
 
-def by_hand(change):
-    """Make mjlab's own environment of one cartpole whose XML is changed before it is compiled."""
+def by_hand(factor):
+    """Make mjlab's own environment of one cartpole whose pole has a mass by a factor before the model is compiled."""
     from mjlab.envs import ManagerBasedRlEnv
 
     config = cartpole(auto_reset=False)
@@ -57,25 +57,16 @@ def by_hand(change):
 
     def changed():
         spec = make()
-        change(spec)
+        compiled = spec.copy().compile()
+        row = compiled.body("pole_1").id
+        (body,) = [each for each in spec.bodies if each.name == "pole_1"]
+        body.explicitinertial, body.mass = True, compiled.body_mass[row] * factor
+        body.ipos, body.iquat = compiled.body_ipos[row], compiled.body_iquat[row]
+        body.inertia = compiled.body_inertia[row]
         return spec
 
     entity.spec_fn = changed
     return ManagerBasedRlEnv(config, device="cpu")
-
-
-def heavier(factor):
-    def change(spec):
-        compiled = spec.copy().compile()
-        for body in spec.bodies:
-            if body.name == "pole_1":
-                row = compiled.body("pole_1").id
-                body.explicitinertial = True
-                body.mass = compiled.body_mass[row] * factor
-                body.ipos, body.iquat = compiled.body_ipos[row], compiled.body_iquat[row]
-                body.inertia = compiled.body_inertia[row]
-
-    return change
 
 
 def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
@@ -85,7 +76,7 @@ def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
     assert {name: part.shape for name, part in env.single_observation_space.items()} == {"actor": (5,), "critic": (5,)}
     assert (env.time_limit, env.single_action_space.shape) == (4, (1,))
     obs, _ = env.reset(config={"mass": factors})
-    singles = [by_hand(heavier(factor)) for factor in factors]
+    singles = [by_hand(factor) for factor in factors]
     for i, single in enumerate(singles):
         torch.testing.assert_close(obs["actor"][i], single.reset()[0]["actor"][0])
     rewards_so_far = torch.zeros(3)
@@ -148,25 +139,14 @@ def test_copies_are_reset_one_by_one_under_values_of_their_own(mjlab):
     torch.testing.assert_close(model.body_mass[:, row], torch.full((3,), float(compiled.body_mass[row])))
 
 
-def test_training_gives_the_critic_its_group_and_evaluations_leave_its_random_numbers_alone(mjlab):
+def test_training_gives_the_critic_its_group(mjlab):
     config = PPOConfig(
         num_envs=2, horizon=4, seed=0, device="cpu", model_config={"hidden_sizes": [4], "critic_obs": ["critic"]}
     )
-    seen = []
-    for evaluates in (False, True):
-        env = MjlabEnv("Mjlab-Cartpole-Balance", 2, seed=3, time_limit=3, metrics=[METRIC])
-        algorithm = config.build(env)
-        torch.manual_seed(int(evaluates))
-        stats = dict(algorithm.collect())
-        if evaluates:
-            other = env.another(1, seed=5)
-            other.reset()
-            other.step(torch.zeros(1, 1))
-        stats |= dict(algorithm.step()) | dict(algorithm.collect())
-        assert stats["episodes/lengths/mean"] == 3.0
-        assert np.isfinite(stats[f"episodes/info/{METRIC}/mean"])
-        seen.append(algorithm.buffer["obs/actor"].clone())
-    assert torch.equal(*seen)
+    algorithm = config.build(MjlabEnv("Mjlab-Cartpole-Balance", 2, seed=3, time_limit=3, metrics=[METRIC]))
+    stats = dict(algorithm.collect()) | dict(algorithm.step()) | dict(algorithm.collect())
+    assert stats["episodes/lengths/mean"] == 3.0
+    assert np.isfinite(stats[f"episodes/info/{METRIC}/mean"])
 
 
 @pytest.mark.parametrize(

@@ -252,16 +252,6 @@ def test_what_an_environment_says_in_dicts_and_arrays_that_it_keeps_is_read_befo
     assert steps[0].metrics["score"].tolist() == [2.0, 2.0, LAST, LAST, LAST, LAST]
 
 
-def test_a_time_limit_truncates_a_copy():
-    env = PettingZooEnv(Shift, 1, seed=0, time_limit=4)
-    env.reset()
-    for t in range(8):
-        *_, info = env.step(torch.zeros(3, dtype=torch.int64))
-        assert env.carry["elapsed"].tolist() == [(t + 1) % 4] * 3
-    assert info["final_obs"][1, 0] == 4
-    assert info["episode"]["r"].tolist() == [0.0, 40.0, 20.0]
-
-
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [

@@ -32,7 +32,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.models import MLPModel, Model
 from rl8x.policy import Policy
-from rl8x.randomization import Adaptive, Learnable, Scheduled, Uniform
+from rl8x.randomization import Adaptive, Grid, Learnable, Normal, Scheduled, Uniform
 
 
 class One(gymnasium.Env):
@@ -176,6 +176,20 @@ MOVING = [  # configurations of CartPole whose ranges move
     ("drawn together .* same `thresholds`; got ", {"length": ADAPTIVE, "gravity": Adaptive(9.8, (0, 2), 1)}),
     ("by one Learnable, .* same `threshold`; got 2.0 and 1.0", {"length": learnable(1), "gravity": learnable(2)}),
 ]
+WRONG = [  # an `env_config` of 2 copies of CartPole, and what is said of it
+    ({"lenght": 1.0}, r"Did you mean 'length'.*gravity in \[0.1, 100\] m/s\^2"),
+    ({"length": 99.0}, r"\['length'\] must be in \[0.025, 10\] m; got 99"),
+    ({"length": [0.5, -1.0]}, "got -1"),
+    ({"length": float("nan")}, "got nan"),
+    ({"length": "long"}, "got 'long'"),
+    ({"length": True}, "must be a number, .*; got True"),
+    ({"length": [0.5, 0.5, 0.5]}, r"has 3 values for 2 copies \(`num_envs`\)"),
+    ({"length": np.full((2, 1), 0.5)}, r"got shape \[2, 1\]"),
+    ({"length": Grid([0.1, 0.2, 0.3])}, r"Grid of 3 values, but there are 2 copies \(`num_envs`\).*num_envs=3"),
+    ({"length": Uniform(0.1, 50)}, "reaches from 0.1 to 50"),
+    ({"length": Normal(20, 1)}, "mean lies outside"),
+    ({"length": {"uniform": [0.2, 0.1]}}, "must not exceed"),
+]
 TAKEN = made("Taken", (CartPole,), single_observation_space=spaces.Dict({"parameters": spaces.Discrete(2)}))
 HIDDEN = ObservedParameters(CartPole(1), "critic").single_observation_space
 ALONE = r"'parameters' to the critic alone.*critic_obs.*shared"
@@ -218,6 +232,7 @@ VALUES = [
     # cells
     *((message, functools.partial(make_cells, *given, 0)) for message, *given in CELLS),
     *((message, lambda cells=cells: check_test(CartPole(1), cells, 1, name="CartPole")) for message, cells in TESTED),
+    *((f"CartPole: env_config.*{says}", lambda given=given: CartPole(2).reset(config=given)) for given, says in WRONG),
     # parameters that move
     *((f"CartPole: env_config.*{says}", functools.partial(CartPole(4).plain_config, given)) for says, given in MOVING),
     (r"env_config\['x'\] moves with the returns of episodes, and a simulator", moving_simulator),

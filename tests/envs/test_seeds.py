@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from tests.probes import Steps
 
 from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.envs import CartPole, GymnasiumEnv, MjlabEnv
 from rl8x.envs.cells import make_cells
-from rl8x.envs.checks import narrow_seed
 from rl8x.trainers.grid import CellEvaluator
 
 
@@ -26,21 +23,18 @@ def check(seed):
         raise ValueError(f"the seed must be of 31 bits; got {seed}")
 
 
-class Narrow(gymnasium.Env):
+class Narrow(Steps):
     """A task of one copy, of two steps an episode, whose generator is `RandomState`."""
 
-    observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+    length = 2
+
+    def observation(self):
+        return self.random.rand(1).astype(np.float32)
 
     def reset(self, *, seed=None, options=None):
         check(seed)
         self.random = np.random.RandomState(seed)
-        self.steps = 0
-        return self.random.rand(1).astype(np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.random.rand(1).astype(np.float32), 1.0, self.steps == 2, False, {}
+        return super().reset()
 
 
 class OwnNarrow(CartPole):
@@ -67,20 +61,6 @@ def train(env, seed):
     trainer = Trainer(PPOConfig(**small, seed=seed).build(env), tracker=NullTracker())
     trainer.run(max_steps=2, steps_per_eval=1)
     return trainer
-
-
-def test_seeds_that_fit_stay_and_others_are_folded():
-    limit = 2**31 - 2**24
-    assert [narrow_seed(seed) for seed in (0, 5, limit - 1)] == [0, 5, limit - 1]
-    assert [narrow_seed(seed) for seed in (limit, limit + 3, 5 * limit + 3, -1)] == [0, 3, 3, limit - 1]
-
-
-def test_rl8xs_own_environments_get_the_whole_seed():
-    whole, narrow = (
-        PPOConfig(num_envs=2, horizon=4, device="cpu", seed=3).build(kind).env for kind in (CartPole, OwnNarrow)
-    )
-    assert whole.generator.initial_seed() == part_seed(3, "env") > 2**32
-    assert narrow.generator.initial_seed() == narrow_seed(part_seed(3, "env"))
 
 
 @pytest.mark.parametrize("name", MAKERS)

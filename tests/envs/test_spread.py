@@ -94,7 +94,7 @@ def test_what_agents_see_besides_joins_a_dict_and_stands_beside_a_tuple(own):
     }
 
 
-def test_a_run_counts_copies_and_measures_the_team():
+def test_a_run_counts_copies_measures_the_team_and_films_copies():
     algorithm = PPOConfig(num_envs=2, horizon=25, seed=0, device="cpu").build(Spread, team_return="sum")
     trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=False, num_eval_envs=5)
     trainer.run(max_steps=2, steps_per_eval=1, eval_env_config={"size": [0.1, 0.2, 0.1, 0.2, 0.1]}, progress="none")
@@ -109,6 +109,8 @@ def test_a_run_counts_copies_and_measures_the_team():
     grid = trainer.evaluate_grid({"accel": [1.0, 5.0]}, episodes=3)
     assert grid["lengths"].tolist() == [25.0, 25.0]
     assert grid["returns"].nunique() == 2
+    shown = film(algorithm.policy, Spread(3, seed=0, time_limit=6), ".gif", episodes=2)
+    assert (shown.returns.shape, shown.lengths.tolist()) == ((2, 3), [[6] * 3] * 2)
 
 
 class Told(Spread):
@@ -126,15 +128,6 @@ def test_a_metric_of_the_environments_is_the_mean_of_a_copys_agents_in_training_
     row, expected = trainer.step(), (4.0 + (1.0 + 9.0) / 2) / 2
     assert (row["episodes/ended"], row["episodes/info/told/mean"]) == (2, expected)
     assert trainer.eval()["eval/episodes/info/told/mean"] == expected
-
-
-def test_a_film_shows_copies():
-    algorithm = PPOConfig(num_envs=2, horizon=8, seed=0, device="cpu").build(Spread, time_limit=6)
-    env = Spread(3, seed=0, time_limit=6)
-    shown = film(algorithm.policy, env, ".gif", episodes=2)
-    assert shown.returns.shape == (2, 3)
-    assert (shown.lengths == 6).all()
-    assert len(env.render()) == 3
 
 
 def test_a_curriculum_goes_by_the_returns_of_the_team():

@@ -1,16 +1,11 @@
 import pytest
 import torch
+from tests.randomization.groups import group_of
 
 from rl8x.randomization import Adaptive, Uniform
 from rl8x.randomization.curriculum import Episodes, make_curricula
 
 GENERATOR = torch.Generator()
-
-
-def group_of(**members):
-    (group,) = make_curricula(members)
-    group.allocate_state(torch.device("cpu"))
-    return group
 
 
 def two(**options):
@@ -102,38 +97,6 @@ def test_ranges_move_as_those_of_a_plain_formulation(seed):
     present = {name: group.present()[name].support for name in "ab"}
     assert present == {name: pytest.approx(ends) for name, ends in zip("ab", plain.ranges, strict=True)}
     assert all(isinstance(drawn, Uniform) for drawn in group.present().values())
-
-
-def test_short_episodes_do_not_count_more_than_long_ones():
-    """Of episodes that fail after 1 step or succeed after 20, as likely, the mean at the ends is a half."""
-    generator = torch.Generator().manual_seed(1)
-    group = group_of(x=Adaptive((0.0, 1.0), thresholds=(-1.0, 2.0), step=0.1, episodes=40, boundary_share=1.0))
-    copies, horizon, means, naive = 16, 8, [], []
-    left, score, source = torch.zeros(copies, dtype=torch.int64), torch.zeros(copies), torch.full((copies,), -1)
-    for _ in range(1500):
-        slots = []
-        before = group.state["total"].clone(), group.state["count"].clone()
-        for _ in range(horizon):
-            ended = left == 0
-            slots.append((score.clone(), ended, source.clone()))
-            drawn = group.draw(torch.rand(copies, 2, generator=generator))[1]
-            success = torch.rand(copies, generator=generator) < 0.5
-            source = torch.where(ended, drawn, source)
-            score = torch.where(ended, success.float(), score)
-            left = torch.where(ended, success * 19, left - 1)
-        scores, ended, sources = (torch.stack(each) for each in zip(*slots, strict=True))
-        naive.append(scores[ended & (sources >= 0)])
-        group.update_from_episodes(Episodes(scores, ended, sources, source), GENERATOR)
-        full = (group.state["count"] == 0) & (before[1] > 0)
-        for end in full.nonzero().flatten().tolist():
-            last = ended & (sources == end)
-            total = before[0][end] + scores[last].sum()
-            means.append(float(total / (before[1][end] + last.sum())))
-    means = torch.tensor(means)
-    assert len(means) > 30
-    assert abs(means.mean() - 0.5) < 4 * means.std() / len(means) ** 0.5
-    first = torch.cat(naive)[:16].mean()
-    assert first < 0.3, "the first that end are the short ones"
 
 
 def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():

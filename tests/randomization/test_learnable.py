@@ -2,18 +2,12 @@ import math
 
 import pytest
 import torch
+from tests.randomization.groups import group_of
 
 from rl8x.randomization import Choice, Learnable, LogUniform, Uniform
-from rl8x.randomization.curriculum import Episodes, make_curricula
+from rl8x.randomization.curriculum import Episodes
 
 SMALL = {"threshold": 1.0, "levels": 3, "candidates": 5, "episodes": 2}
-
-
-def group_of(seed=0, **members):
-    (group,) = make_curricula(members)
-    group.allocate_state(torch.device("cpu"))
-    group.begin(torch.Generator().manual_seed(seed))
-    return group
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.8])

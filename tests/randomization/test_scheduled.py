@@ -2,9 +2,9 @@ import json
 
 import pytest
 import torch
+from tests.randomization.groups import group_of
 
-from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform, from_dict
-from rl8x.randomization.curriculum import make_curricula
+from rl8x.randomization import Adaptive, Choice, Learnable, LogUniform, Normal, Scheduled, Uniform, from_dict
 from rl8x.randomization.scheduled import PerCopy
 
 WIDENS = Scheduled([(100, Uniform(0.4, 0.6)), (300, Uniform(0.2, 1.0)), (400, Uniform(0.0, 4.0))])
@@ -87,53 +87,9 @@ def test_plain_forms_are_read_back(drawn):
     assert from_dict({"adaptive": [[0.4, 0.6], [1, 2], 0.1]}) == MOVING[3]  # by place
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Scheduled([]), "must be a list of .metric, distribution. pairs"),
-        (lambda: Scheduled([(0, Uniform(0, 1), 2)]), "must be a list of .metric, distribution. pairs"),
-        (lambda: Scheduled([(0, 1.0), (0, 2.0)]), r"must increase; got \[0.0, 0.0\]"),
-        (lambda: Scheduled([(0, 1.0), (1, Uniform(0, 1))]), r"must be of one kind.*a number x as Uniform\(x, x\)"),
-        (lambda: Scheduled([(0, Normal(0, 1)), (1, 2.0)]), r"a number x as Normal\(x, 0\)"),
-        (lambda: Scheduled([(0, Choice([1, 2])), (1, Choice([1]))]), "with as many values in each"),
-        (lambda: Scheduled([(0, Grid([1, 2]))]), "cannot be one of `points`"),
-        (lambda: Scheduled([(0, WIDENS)]), "cannot be one of `points`"),
-        (lambda: Scheduled([(float("nan"), 1.0)]), "must be a finite number"),
-        (lambda: Scheduled([(0, 1.0)], by=3), "must be the name of a metric"),
-        (lambda: Scheduled([(0, 1.0)], interpolation="cubic"), "'interp' or 'step'; got 'cubic'"),
-        (lambda: Scheduled([(0, 1.0)], goes_back=1), "must be true or false; got 1"),
-        (lambda: Adaptive((0.6, 0.4), (1, 2), 0.1), "`start` must be two numbers, the lower first"),
-        (lambda: Adaptive(0.5, (2, 2), 0.1), "`thresholds` must be two numbers"),
-        (lambda: Adaptive(0.5, (1, 2), 0), "`step` must be more than 0"),
-        (lambda: Adaptive(0.5, (1, 2), 0.1, limits=(0.6, 1)), r"must lie in `limits`; got \[0.5, 0.5\] and \[0.6"),
-        (lambda: Adaptive(0.5, (1, 2), 0.1, boundary_share=0.0), r"must be in \(0, 1\]"),
-        (lambda: Adaptive(0.5, (1, 2), 0.1, episodes=1.5), "whole number, at least 1; got 1.5"),
-        (lambda: Adaptive(20.0, (1, 2), 0.1).clipped(0, 10), "its start lies outside"),
-        (lambda: Learnable(Uniform(0, 1)), "give either `threshold`"),
-        (lambda: Learnable(Uniform(0, 1), threshold=1, bounds=(0, 1)), "give either `threshold`"),
-        (lambda: Learnable(Grid([1, 2]), threshold=1), "must be Uniform, LogUniform, Normal or Choice"),
-        (lambda: Learnable(3.0, threshold=1), "must be Uniform, LogUniform, Normal or Choice; got 3.0"),
-        (lambda: Learnable(Uniform(0, 1), bounds=(1, 1)), "`bounds` must be two numbers"),
-        (lambda: Learnable(Uniform(0, 1), threshold=1, episodes=1), "`episodes` must be a whole number, at least 2"),
-        (lambda: Learnable(Uniform(0, 1), threshold=1, level_share=1), r"must be in \[0, 1\)"),
-        (lambda: from_dict({"learnable": {"bass": 1}}), "'learnable' takes base, metric, threshold"),
-    ],
-)
-def test_bad_input_is_one_line(make, message):
-    with pytest.raises(ValueError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
-
-
-def group_of(drawn):
-    (group,) = make_curricula({"x": drawn})
-    group.allocate_state(torch.device("cpu"))
-    return group
-
-
 def test_a_schedule_follows_its_metric_and_what_it_does_not_know_changes_nothing():
     both, forward = (
-        group_of(Scheduled([(0, 0.0), (10, 1.0)], by="m", goes_back=goes_back)) for goes_back in (True, False)
+        group_of(x=Scheduled([(0, 0.0), (10, 1.0)], by="m", goes_back=goes_back)) for goes_back in (True, False)
     )
     address = both.state["numbers"].data_ptr()
     seen = []
@@ -145,7 +101,7 @@ def test_a_schedule_follows_its_metric_and_what_it_does_not_know_changes_nothing
     expected = [[0, 0], [0.4, 0.4], [0.4, 0.4], [0.4, 0.4], [0.8, 0.8], [0.2, 0.8]]
     assert torch.tensor(seen).allclose(torch.tensor(expected))
     assert both.state["numbers"].data_ptr() == address
-    again = group_of(Scheduled([(0, 0.0), (10, 1.0)], by="m", goes_back=False))
+    again = group_of(x=Scheduled([(0, 0.0), (10, 1.0)], by="m", goes_back=False))
     again.load_state_dict(forward.state_dict())
     again.update_from_metrics({"m": 7.0})
     assert again.ranges() == {"x": (0.8, 0.8)}

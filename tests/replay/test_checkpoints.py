@@ -57,25 +57,31 @@ def loaded(path, capacity):
     return replay
 
 
+def copy_of(replay):
+    copy = Replay(replay.capacity, "cpu")
+    copy.load_state_dict(clone(replay.state_dict()))
+    return copy
+
+
 def segments(path):
     return {file.name: file for file in path.glob("*.segment.pt")}
 
 
-@given(st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=8), st.data())
+@given(st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=8), st.sampled_from([1, 100]), st.data())
 @settings(max_examples=15, deadline=None)
-def test_a_ring_goes_on_from_every_checkpoint(tmp_path_factory, capacity, counts, data):
+def test_a_ring_goes_on_from_every_checkpoint_that_is_kept(tmp_path_factory, capacity, counts, keep, data):
     tmp_path = tmp_path_factory.mktemp("run")
-    replay, manager, paths, expected = Replay(capacity, "cpu"), opened(tmp_path, keep=100), [], []
+    replay, manager, expected = Replay(capacity, "cpu"), opened(tmp_path, keep=keep), {}
     for version, count in enumerate(counts):
         add(replay, count, version)
-        paths.append(save(manager, replay, version))
-        expected.append(Replay(capacity, "cpu"))
-        expected[-1].load_state_dict(clone(replay.state_dict()))
+        path = save(manager, replay, version)
+        expected[path] = copy_of(replay)
         if data.draw(st.booleans()):
-            replay = loaded(paths[-1], capacity)
+            replay = loaded(path, capacity)
     manager.end()
-    for path, ring in zip(paths, expected, strict=True):
-        resumed = loaded(path, capacity)
+    assert listed(tmp_path)[-1] == path
+    for path in listed(tmp_path):
+        resumed, ring = loaded(path, capacity), expected[path]
         assert same_rings(resumed, ring)
         add(resumed, 5)
         add(ring, 5)
@@ -103,19 +109,14 @@ def test_a_checkpoint_costs_what_is_new(tmp_path):
     assert len(segments(save(manager, replay)).keys() & same.keys()) == 6
 
 
-def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
+def test_a_checkpoint_that_is_gone_is_not_shared_and_rows_are_copied_when_save_returns(tmp_path):
     replay, manager = Replay(100, "cpu"), opened(tmp_path, keep=1)
-    for _ in range(6):
-        add(replay, 17)
-        path = save(manager, replay)
-    assert listed(tmp_path) == [path]
-    assert same_rings(loaded(path, 100), replay)
+    add(replay, 30)
+    path = save(manager, replay)
     shutil.copytree(path, tmp_path / "elsewhere/000001-step-1")
     assert same_rings(loaded(tmp_path / "elsewhere/000001-step-1", 100), replay)
-    # One that is gone is not shared, and rows are copied when `save` returns.
     shutil.rmtree(path)
-    expected = Replay(100, "cpu")
-    expected.load_state_dict(clone(replay.state_dict()))
+    expected = copy_of(replay)
     manager.save(2, metadata(), {"best": None, "replay": replay.state_dict()})
     add(replay, 20)
     path = manager.wait()
@@ -125,20 +126,6 @@ def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
 
 def refuses(*args, **options):
     raise OSError(18, "Invalid cross-device link")
-
-
-def test_another_disk_gets_copies(tmp_path, monkeypatch):
-    replay, manager = Replay(100, "cpu"), opened(tmp_path)
-    add(replay, 30)
-    first = save(manager, replay)
-    monkeypatch.setattr(os, "link", refuses)
-    add(replay, 30)
-    second = save(manager, replay)
-    shared = segments(first).keys() & segments(second).keys()
-    assert len(shared) == 3
-    assert not any(segments(second)[name].samefile(segments(first)[name]) for name in shared)
-    manager.end()
-    assert same_rings(loaded(second, 100), replay)
 
 
 def test_a_checkpoint_that_goes_while_it_is_shared_is_a_warning(tmp_path, monkeypatch, caplog):
@@ -183,13 +170,16 @@ def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(folder, tmp_pa
     assert all(segments(third)[name].samefile(segments(first)[name]) for name in shared)
 
 
-def test_nothing_is_shared_with_a_checkpoint_that_was_found_damaged(tmp_path, monkeypatch):
+def test_another_disk_gets_copies_and_nothing_is_shared_with_what_was_found_damaged(tmp_path, monkeypatch):
     replay, manager = Replay(100, "cpu"), opened(tmp_path)
     add(replay, 30)
     first = save(manager, replay)
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refuses)
         second = save(manager, replay)
+    assert segments(second).keys() == segments(first).keys()
+    assert not any(file.samefile(segments(first)[name]) for name, file in segments(second).items())
+    assert same_rings(loaded(second, 100), replay)
     for file in segments(second).values():
         file.write_bytes(b"damaged")
     assert manager.last_good().path == first
@@ -262,11 +252,4 @@ def test_a_state_that_is_no_longer_the_present_one_is_not_read():
     with pytest.raises(RuntimeError, match="has gone on"):
         Replay(20, "cpu").load_state_dict(state)
     replay.load_state_dict(lasting)
-    assert replay.total == 20
     assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
-
-
-def test_large_rows_make_short_segments(monkeypatch):
-    monkeypatch.setattr(segmentation, "_ROWS", 32_768)
-    sizes = {1: 32_768, 42 * 4: 32_768, 500: 8192, 4 * 84 * 84: 256, 10**9: 1}
-    assert {size: segmentation.segment_rows(size) for size in sizes} == sizes

@@ -3,20 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict
+from tests.probes import Probe
 
-from rl8x.envs import CartPole, Env, Pendulum, Spread
+from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.policy import Policy
 from rl8x.replay.recording import record
 
 
-class Counting(Env):
+class Counting(Probe):
     """Observes its own steps, rewards the action, terminates after 3 steps where it was even; else at 5 truncates."""
 
     single_observation_space = Box(0.0, np.inf, (2,), dtype=np.float32)
-    single_action_space = Discrete(2)
     default_time_limit = 5
-    reset_noise = 1
     terminates = True
 
     def initial_state(self, parameters, noise):
@@ -25,9 +24,6 @@ class Counting(Env):
     def transition(self, state, actions, parameters, noise):
         x = state["x"] + torch.tensor([1.0, 0.0])
         return {"x": x}, actions.float(), (x[:, 0] == 3) & (x[:, 1] == 0)
-
-    def observe(self, state, parameters):
-        return state["x"]
 
 
 def policy_for(env):
@@ -108,11 +104,12 @@ def test_actions_are_those_that_the_environment_gets():
 
 
 class Masked(Counting):
+    """Never allows action 1."""
+
     single_observation_space = Dict({"x": Box(0.0, np.inf, (2,)), "action_mask": Box(0, 1, (2,), dtype=np.int8)})
 
     def observe(self, state, parameters):
-        legal = torch.tensor([1, 0], dtype=torch.int8).expand(self.num_envs, 2)
-        return {"x": state["x"], "action_mask": legal}
+        return {"x": state["x"], "action_mask": torch.tensor([1, 0], dtype=torch.int8).expand(self.num_envs, 2)}
 
 
 def test_random_actions_are_legal():

@@ -8,16 +8,27 @@ from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 
 EMPTY = "append some before"
+
+
+def add_others(rows):
+    replay = Replay(8, "cpu")
+    replay.append({"obs": torch.zeros(1), "returns": torch.zeros(1)})
+    replay.append({"obs": torch.zeros(2), "returns": torch.zeros(2)} | rows)
+
+
 REFUSED = [
     (ValueError, "at least 1 row; got 0", lambda: Replay(0, "cpu")),
     (RuntimeError, EMPTY, lambda: Replay(4, "cpu").sample(1, 1, torch.Generator())),
     (RuntimeError, EMPTY, lambda: Replay(4, "cpu").gather(torch.zeros(1, dtype=torch.int64))),
     (RuntimeError, EMPTY, lambda: PrioritizedReplay(4, "cpu").sample(1, 1, torch.Generator())),
     (ValueError, "`alpha` must be .*; got -0.1", lambda: PrioritizedReplay(4, "cpu", alpha=-0.1)),
-    (ValueError, "`alpha` must be .*; got 1.1", lambda: PrioritizedReplay(4, "cpu", alpha=1.1)),
     (ValueError, "`epsilon` must be .*; got 0.0", lambda: PrioritizedReplay(4, "cpu", epsilon=0.0)),
     (ValueError, "`n` must be at least 1 step; got 0", lambda: NStep(0, 0.9)),
     (ValueError, r"`gamma` must be in \[0, 1\]; got 1.5", lambda: NStep(1, 1.5)),
+    (ValueError, "holds .*returns float32 .*; got .*float64", lambda: add_others({"returns": torch.zeros(2).double()})),
+    (ValueError, r"returns float32 \[1\]", lambda: add_others({"returns": torch.zeros(2, 1)})),
+    (ValueError, "more", lambda: add_others({"more": torch.zeros(2)})),
+    (ValueError, "equally many", lambda: add_others({"returns": torch.zeros(3)})),
 ]
 
 
