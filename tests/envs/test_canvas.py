@@ -11,7 +11,7 @@ import torch
 from tests.probes import Probe
 
 from rl8x.envs import NumpyEnv, Parameter
-from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, mixed, numbers_of, on_host, picture_of
+from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, numbers_of, on_host, picture_of
 from rl8x.envs.registry import BUILTIN
 
 WIDTH, HEIGHT = SIZE
@@ -40,25 +40,6 @@ def test_a_point_is_where_the_view_has_it():
     canvas.view((0.0, 10.0), (0.0, 1.0), stretch=True)
     canvas.circle((2.5, 0.25), 0.05, GREEN)
     assert where(canvas.picture(), GREEN) == pytest.approx((-50, -25), abs=0.4)
-
-
-def test_edges_are_smooth_and_areas_true():
-    canvas = Canvas(100, 100)
-    canvas.box((0.0, 0.0), (1.0, 0.5), "#000000", angle=0.3)
-    dark = 1 - canvas.picture()[..., 0] / 255
-    assert dark.mean() == pytest.approx(1.0 * 0.5 / 4, abs=0.005)
-    assert ((dark > 0.2) & (dark < 0.8)).sum() > 20
-    canvas = Canvas(100, 100)
-    canvas.line([(-0.5, 0.0), (0.5, 0.0)], 0.2, "#000000")
-    area = 1.0 * 0.2 + math.pi * 0.1**2  # round ends
-    assert (1 - canvas.picture()[..., 0] / 255).mean() == pytest.approx(area / 4, abs=0.004)
-
-
-def test_a_strength_mixes_with_the_background():
-    assert mixed("#000000", 0.25) == "#bfbfbf"
-    canvas = Canvas(30, 30)
-    canvas.polygon([(-1, -1), (1, -1), (1, 1), (-1, 1)], "#0072b2", strength=0.5)
-    assert canvas.picture()[15, 15].tolist() == [128, 184, 216]
 
 
 METRE = WIDTH / 5.8

@@ -161,15 +161,13 @@ def test_an_adapter_of_ones_own_may_write_into_what_it_gets_and_gave():
     env, rollout = algorithm.env, algorithm.rollout
     torch.testing.assert_close(rollout[keys.ACTIONS][:4], torch.stack(env.taken))
     assert rollout[keys.OBS][:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    rows = record(None, env, 6).dataset.as_tensordict()
+    rows = record(None, env, 6).dataset.transitions
     assert rows[keys.OBS][:, 0].tolist() == [0.0, 1.0, 2.0] * 2
     assert (rows[keys.NEXT_OBS][:, 0].tolist(), rows[keys.REWARDS].tolist()) == ([1.0, 2.0, 3.0] * 2,) * 2
     torch.testing.assert_close(rows[keys.ACTIONS].view(2, 3, 2), torch.stack(env.taken, 1))
     arrays = NumpyEnv(env)
-    first, _ = arrays.reset()
-    steps = [arrays.step(np.zeros((2, 2), np.float32)) for _ in range(2)]
-    assert [first[0, 0], *(float(obs[0, 0]) for obs, *_ in steps)] == [0.0, 1.0, 2.0]
-    assert [float(rewards[0]) for _, rewards, *_ in steps] == [1.0, 2.0]
+    seen = [arrays.reset()[0], *(arrays.step(np.zeros((2, 2), np.float32))[0] for _ in range(2))]
+    assert [float(obs[0, 0]) for obs in seen] == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("field", ["rewards", "terminated", "truncated"])

@@ -39,18 +39,6 @@ def test_each_reduction_by_hand(rows):
     assert after["sum"].isnan().tolist() == [True, False, True]
 
 
-def test_what_is_told_before_a_reset_counts_not_what_after():
-    metrics = EpisodeMetrics(["x", "log/y"])
-    final = torch.tensor([False, True, False])
-    info = {
-        "x": torch.tensor([1, 2, 3]),
-        "final_info": {"x": np.array([0.0, 20.0, 0.0]), "_x": final.numpy(), "log": {"y": 7.0}},
-    }
-    figures = metrics.values(metrics.update({}, info, final, torch.tensor([True, True, False])))
-    assert figures["x"].nan_to_num(-1).tolist() == [1, 20, -1]
-    assert figures["log/y"].nan_to_num(-1).tolist() == [-1, 7, -1]
-
-
 @pytest.mark.parametrize(
     "numbers",
     [np.arange(3, dtype=kind) for kind in (">f4", ">i2", "u2", "u8", np.float16, np.longdouble)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x import NullTracker, PPOConfig, Trainer, keys
+from rl8x import PPOConfig, keys
 from rl8x.envs import PettingZooEnv, validate
 from rl8x.rollouts.episodes import EpisodeRunner
 
@@ -189,11 +189,6 @@ def test_an_evaluation_is_a_loop_of_the_policy_in_the_environment():
         returns.append(total)
     assert runner.by_copy[1].tolist() == pytest.approx(returns)
     assert runner.by_copy[2].tolist() == [LAST] * 3
-    row = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, num_eval_envs=3).eval()
-    assert row["eval/episodes/ended"] == 3
-    assert row["eval/episodes/lengths/mean"] == LAST
-    names = [f"eval/episodes/agents/{name}/returns/mean" for name in Shift.possible_agents]
-    assert sum(row[name] for name in names) == pytest.approx(row["eval/returns/mean"])
 
 
 def test_what_an_agent_sees():

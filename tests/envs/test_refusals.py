@@ -110,23 +110,17 @@ ADAPTIVE = Adaptive(0.5, (0, 1), 0.1)
 KNOWN = Parameter(default=4.0, low=1.0, high=100.0)
 ACTING = {  # messages, and the actions that get them
     r"actions must be shaped \[4\]; got \[1\]": (CartPole(4), torch.tensor([1])),
-    r"actions must be shaped \[4\]; got \[\]": (CartPole(4), torch.tensor(1)),
     r"actions must be shaped \[3, 1\]; got \[3\]": (Pendulum(3), torch.zeros(3)),
     "actions must be numbers; got None": (CartPole(2), None),
     r"actions must be numbers; got \[\[0\.5\], \[0\.5, 0\.5\]\]": (Pendulum(2), [[0.5], [0.5, 0.5]]),
     r"actions must be shaped \[1\]; got a dict": (CartPole(1), {"push": torch.tensor([1])}),
     r"CartPole: actions must be elements of Discrete\(2\); got 7": (CartPole(2), torch.tensor([0, 7])),
-    r"must be elements of Discrete\(2\); got -1": (CartPole(2), np.array([1, -1])),
     r"must be elements of Discrete\(2\); got nan": (DiscreteDummy(1), torch.tensor([np.nan])),
 }
 DECLARE = r"^Wrong: declare `parameters` as \{name: rl8x.Parameter\(.*; got "
-CHECKS = "validate checks an instance of an Env, such as CartPole"
 DECLARED = [  # parameters of a class, and what is said to have been got
-    ({"a": 1.0}, r"\{'a': 1.0\}"),
     ({"most": KNOWN, "a": (1, 0, 2)}, r"\{'a': \(1, 0, 2\)\}"),
-    ({"a": None}, r"\{'a': None\}"),
     ({1: KNOWN}, r"\{1: Parameter\(.*\)\}"),
-    ([1.0], r"\[1.0\]"),
     (None, "None"),
 ]
 BOUND = {  # messages, and the bindings of parameters that get them
@@ -143,10 +137,7 @@ BOUND = {  # messages, and the bindings of parameters that get them
 }
 TOO_MANY = {name: {"linspace": [0, 1, 400]} for name in ("length", "gravity")}
 CELLS = [  # what is said of a test, the test, and how many samples it has
-    *(
-        (rf"`test` must give values to one parameter .*; got {got}\. `rl8x envs", test, None)
-        for test, got in (({}, r"\{\}"), ([0.5], r"\[0.5\]"), (None, "None"))
-    ),
+    (r"`test` must give values to one parameter .*; got \{\}\. `rl8x envs", {}, None),
     (r"test\['length'\] has no values", {"length": []}, None),
     ("no cell", {"length": {"linspace": [0, 1, 0]}}, None),
     ("low < high", {"length": {"linspace": [1, 0, 3]}}, None),
@@ -155,7 +146,6 @@ CELLS = [  # what is said of a test, the test, and how many samples it has
     ("Did you mean 'linspace'", {"length": {"linspce": [0, 1, 3]}}, None),
     ("must be a list of numbers", {"length": {"grid": [0, 1]}}, None),
     ("twice", {"length": [1, 1]}, None),
-    ("finite numbers", {"length": ["a"]}, None),
     ("finite numbers", {"length": [float("nan")]}, None),
     ("say by `test_cells`", {"length": {"uniform": [0, 1]}}, None),
     ("list them all", {"length": {"uniform": [0, 1]}, "gravity": [1, 2]}, 5),
@@ -250,14 +240,13 @@ VALUES = [
 ]
 KINDS = [
     ("CartPole: num_envs must be a whole number; got '8'", lambda: CartPole("8")),
-    (r"CartPole: time_limit must be a whole number; got 2\.5", lambda: CartPole(1, time_limit=2.5)),
     ("CartPole: time_limit must be a whole number; got True", lambda: CartPole(1, time_limit=True)),
     (r"CartPole: seed must be a whole number; got 0\.5", lambda: CartPole(1).reset(seed=0.5)),
     ("NumpyEnv: `env` must be an rl8x Env", lambda: NumpyEnv("CartPole")),
     ("a parameter's `default` must be a number; got", lambda: Parameter(default="1", low=0.0, high=1.0)),
     ("Bare: declare `single_observation_space`, .*; got None", lambda: made("Bare", (Env,))(1)),
     *((rf"{DECLARE}{got}\.$", functools.partial(declaring, wrong)) for wrong, got in DECLARED),
-    *((CHECKS, functools.partial(validate, env)) for env in (CartPole, "CartPole", None)),
+    ("validate checks an instance of an Env, such as CartPole", lambda: validate(CartPole)),
     ("Spread: num_agents must be", lambda: Spread(2, num_agents=1.5)),
     ("env must be an id, .*; got 7", lambda: gym(env=7)),
     (f"CartPole{WRAP}", lambda: CartPole(2, observe_parameters="all")),

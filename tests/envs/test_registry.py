@@ -15,7 +15,7 @@ import rl8x.envs
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
-from rl8x.config.describe import env_spec, run_spec
+from rl8x.config.describe import env_spec
 from rl8x.envs import BUILTIN, CartPole, make, resolve
 from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
@@ -96,24 +96,6 @@ def test_gymnasiums_registry_says_what_is_an_id(name, registering, monkeypatch, 
     assert env_spec(algorithm).env.rpartition(":")[2] == meant
 
 
-@pytest.mark.filterwarnings("ignore:.*state cannot be saved", "ignore:.*is out of date")
-@pytest.mark.parametrize("name", ["mine/M_Plain", "M:M_Old", "M:mine/M_Old-v1"])
-def test_every_command_and_a_run_file_take_an_id_as_it_is_written(name, registering, capsys):
-    given = name.replace("M", registering)
-    if not given.startswith(f"{registering}:"):
-        exec(MODULE.replace("M", registering), {})
-    assert main(["train", given, *WORDS, f"eval_env={given}", "steps_per_eval=1", "checkpoints.directory=a"]) == 0
-    assert main(["resume", "a", "--max-steps", "2", "--progress", "none"]) == 0
-    assert main(["collect", "a", "--env", given, "--transitions", "4", "--output", "b"]) == 0
-    assert main(["envs", given]) == 0
-    run = {"env": given, "tracking": False, "max_steps": 1, "algorithm_config": SMALL}
-    Path("run.json").write_text(json.dumps(run))
-    assert main(["train", "-f", "run.json", "--trust", "checkpoints.directory=c", "progress=none"]) == 0
-    (spec, *_) = (json.loads(path.read_text())["spec"] for path in Path("c").glob("*/checkpoint.json"))
-    assert spec["env"] == given
-    assert "error" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("form", ["id", "argument"])
 def test_an_id_without_a_version_runs_no_code_of_a_file_either(form, registering, capsys):
     for own in (f"{registering}_Plain", f"{registering}_2048", "2048"):
@@ -159,30 +141,32 @@ def adapters():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", adapters())
-def test_an_adapter_is_named_by_its_class_everywhere(name, tmp_path, monkeypatch):
-    arguments, package = adapters()[name]
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'rl8x[{package}]'")
+@pytest.mark.parametrize("name", [*adapters(), "mine/M_Plain", "M:M_Old", "M:mine/M_Old-v1"])
+def test_every_command_and_a_run_file_take_an_adapters_class_and_an_id_as_it_is_written(name, registering, monkeypatch):
     monkeypatch.setenv("MJLAB_WARP_QUIET", "1")
-    monkeypatch.chdir(tmp_path)
-
-    adapter, arguments = getattr(rl8x.envs, name), arguments | {"time_limit": 3}
-    for algorithm in (
-        PPOConfig(**SMALL).build(adapter, **arguments),
-        PPOConfig(**SMALL).build(functools.partial(adapter, **arguments)),
-        PPOConfig(**SMALL).build(f"rl8x.envs.{name}", **arguments),
-    ):
-        assert (type(algorithm.env), algorithm.env.num_copies, algorithm.env.time_limit) == (adapter, 2, 3)
-    kwargs = json.dumps(arguments)
-    words = [*WORDS, "steps_per_eval=1", "--env-kwargs", kwargs, "checkpoints.directory=a"]
-    assert main(["train", f"rl8x.envs.{name}", *words]) == 0
+    given, arguments = name.replace("M", registering), {}
+    if name in adapters():
+        arguments, package = adapters()[name]
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'rl8x[{package}]'")
+        adapter, given, arguments = getattr(rl8x.envs, name), f"rl8x.envs.{name}", arguments | {"time_limit": 3}
+        for algorithm in (
+            PPOConfig(**SMALL).build(adapter, **arguments),
+            PPOConfig(**SMALL).build(functools.partial(adapter, **arguments)),
+        ):
+            assert (type(algorithm.env), algorithm.env.num_copies, algorithm.env.time_limit) == (adapter, 2, 3)
+    elif not given.startswith(f"{registering}:"):
+        exec(MODULE.replace("M", registering), {})
+        assert main(["envs", given]) == 0
+    kwargs = ["--env-kwargs", json.dumps(arguments)] if arguments else []
+    evaluated = [] if arguments else [f"eval_env={given}"]
+    assert main(["train", given, *WORDS, *kwargs, *evaluated, "steps_per_eval=1", "checkpoints.directory=a"]) == 0
     assert main(["resume", "a", "--max-steps", "2", "--progress", "none"]) == 0
     assert main(["collect", "a", "--transitions", "4", "--num-envs", "2", "--output", "b"]) == 0
-    run = {"env": f"rl8x.envs.{name}", "env_kwargs": arguments, "tracking": False, "algorithm_config": SMALL}
-    trainer = Trainer.from_spec(RunSpec.from_plain(run | {"checkpoints": {"directory": "c"}}))
-    trainer.run(max_steps=1, steps_per_eval=1, progress="none")
-    again = run_spec(trainer.algorithm).to_plain()
-    assert RunSpec.from_plain(again).make_algorithm().env.num_copies == 2
+    run = {"env": given, "env_kwargs": arguments, "tracking": False, "max_steps": 1, "algorithm_config": SMALL}
+    Path("run.json").write_text(json.dumps(run))
+    assert main(["train", "-f", "run.json", "--trust", "checkpoints.directory=c", "progress=none"]) == 0
+    (spec, *_) = (json.loads(path.read_text())["spec"] for path in Path("c").glob("*/checkpoint.json"))
+    assert (spec["env"], spec.get("env_kwargs", {})) == (given, arguments)
 
 
 @pytest.mark.parametrize("name", adapters())

