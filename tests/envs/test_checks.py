@@ -307,13 +307,6 @@ def test_what_has_not_the_form_of_gymnasiums_api_is_told_at_build(case, vectoriz
     assert "\n" not in str(caught.value)
 
 
-def test_a_registered_id_is_tried_too(monkeypatch):
-    made, message = FORMS["step of four"]
-    monkeypatch.setitem(gymnasium.registry, "Old-v0", gymnasium.envs.registration.EnvSpec("Old-v0", made))
-    with pytest.raises(TypeError, match=message):
-        PPOConfig(**SMALL, horizon=4).build("Old-v0")
-
-
 @pytest.mark.parametrize("name", ["reset alone", "no options", "step of four", "reward", "later shape"])
 def test_what_nobody_tried_is_told_in_the_first_step(name):
     make_one, message = FORMS[name]

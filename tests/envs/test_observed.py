@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rl8x.algorithms import BCConfig, SACConfig, TD3Config
 from rl8x.envs import (
-    AlgoTrading,
     Attribute,
     CartPole,
     GymnasiumEnv,
@@ -22,7 +21,6 @@ from rl8x.envs import (
     ObservedParameters,
     Parameter,
     Pendulum,
-    env_maker,
     validate,
 )
 from rl8x.envs.base import Env
@@ -100,59 +98,6 @@ def test_after_a_reset_there_are_the_new_episodes_parameters_and_before_it_the_o
         assert torch.equal(info["final_obs"]["obs"], bare_info["final_obs"])
         # Two of the six are drawn anew, where an episode ended.
         assert torch.equal((obs["parameters"] != before).sum(1), 2 * done)
-
-
-def test_parameters_join_a_dict_beside_its_mask():
-    env = ObservedParameters(AlgoTrading(2, seed=0), "critic")
-    obs, _ = env.reset(config={"fee": 0.05})
-    assert obs.keys() == {"action_mask", "change", "invested", "parameters"}
-    assert obs["parameters"][:, list(env.parameters).index("fee")].tolist() == pytest.approx([0.5, 0.5])
-    policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
-    assert policy.masked
-    assert policy.model.actor_flat.width == 3  # the change, and whether the asset is held, one-hot
-
-
-class InTwo(CartPole):
-    """Its observation is a `Tuple`, which tensors have as a dict of its numbers."""
-
-    single_observation_space = spaces.Tuple([spaces.Box(-np.inf, np.inf, (2,), np.float32)] * 2)
-
-    def observe(self, state, parameters):
-        first, second = super().observe(state, parameters).chunk(2, -1)
-        return {"0": first, "1": second}
-
-
-def test_parameters_join_a_tuple_as_one_part_beside_it():
-    env, plain = ObservedParameters(InTwo(2, seed=0), "all"), CartPole(2, seed=0)
-    seen, bare = env.reset()[0], plain.reset()[0]
-    for _ in range(3):
-        assert seen.keys() == {"obs", "parameters"}
-        assert torch.equal(torch.cat([seen["obs"]["0"], seen["obs"]["1"]], -1), bare)
-        seen, bare = (each.step(torch.ones(2, dtype=torch.int64))[0] for each in (env, plain))
-    validate(env)
-
-
-class OwnConstructor(CartPole):
-    """An author who never heard of the keyword, and whose `advance` calls the base class's."""
-
-    def __init__(self, num_envs, device="cpu", seed=None, time_limit=...):
-        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
-        assert self.single_observation_space.shape == (4,)  # what he wrote is there while he constructs
-
-    def advance(self, carry, actions, noise):
-        carry, step = super().advance(carry, actions, noise)
-        assert isinstance(step.obs, Tensor)
-        return carry, step._replace(rewards=step.rewards * 2)
-
-
-def test_a_constructor_that_does_not_know_the_keyword_works():
-    env = env_maker(OwnConstructor, {"observe_parameters": "all"})(2, seed=0)
-    env.reset()
-    obs, rewards, *_ = env.step(torch.ones(2, dtype=torch.int64))
-    assert {name: list(part.shape) for name, part in obs.items()} == {"obs": [2, 4], "parameters": [2, 6]}
-    assert rewards.tolist() == [2.0, 2.0]
-    validate(env)
-    assert env_maker(OwnConstructor)(2).reset()[0].shape == (2, 4)
 
 
 def test_a_wrapper_is_the_environment_but_for_what_it_observes():

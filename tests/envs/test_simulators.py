@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from rl8x import PPOConfig
 from rl8x.envs import Function, GymnasiumEnv, ModelField, PettingZooEnv, Scale
@@ -442,51 +442,10 @@ def test_mujoco_playground_through_dlpack():
         assert torch.equal(obs, info["final_obs"]) == (t < 3)
 
 
-class ManiSkillLike(VectorEnv):
-    """ManiSkill's documented contract: tensors, dict observations, same-step resets, `final_observation`, `success`."""
-
-    num_envs = 4
-    single_observation_space = spaces.Dict({"state": spaces.Box(-np.inf, np.inf, (2,), np.float32)})
-    single_action_space = spaces.Box(-1, 1, (2,), np.float32)
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-    render_mode = spec = None
-    final_key = "final_observation"
-
-    def reset(self, *, seed=None, options=None):
-        self.time = torch.zeros(4)
-        return self.observation(), {}
-
-    def observation(self):
-        return {"state": torch.stack((self.time, torch.arange(4.0)), -1)}
-
-    def step(self, actions):
-        assert isinstance(actions, torch.Tensor)
-        self.time = self.time + 1
-        truncated = self.time >= torch.arange(4) + 3
-        final, info = self.observation(), {"success": self.time >= 5}
-        if truncated.any():
-            info = {"success": torch.zeros(4, dtype=torch.bool), "final_info": info}
-            info |= {self.final_key: final, "_final_info": truncated, f"_{self.final_key}": truncated}
-            self.time = torch.where(truncated, 0.0, self.time)
-        return self.observation(), torch.ones(4), torch.zeros(4, dtype=torch.bool), truncated, info
-
-
-def test_the_contract_of_maniskill():
-    env = GymnasiumEnv(ManiSkillLike())
-    env.reset()
-    for _ in range(30):
-        _, _, _, truncated, info = env.step(torch.zeros(4, 2))
-        for i in truncated.nonzero().squeeze(1).tolist():
-            assert info["final_obs"]["state"][i].tolist() == [i + 3.0, float(i)]
-            assert info["success"][i] == float(i + 3 >= 5)
-    assert env.gives_final_obs
-    assert 0.0 < train(env, horizon=16)["episodes/info/success/mean"] < 1.0
-
-
 class IsaacLike(gymnasium.Env):
     """Isaac Lab's documented contract: no `VectorEnv`, groups of observations, same-step resets, means in `log`."""
 
-    num_envs, device = 4, "cpu"
+    num_envs, device, final_key = 4, "cpu", "final_obs"
     single_observation_space = spaces.Dict(
         {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in (("policy", 2), ("critic", 3))}
     )
@@ -512,7 +471,7 @@ class IsaacLike(gymnasium.Env):
         self.extras["log"] = {"Episode_Reward/track": float(self.time[done].mean())} if done.any() else {}
         if getattr(self.cfg, "compute_final_obs", False) and done.any():
             # Of every copy, without a mask; it stays there until the next step that resets one.
-            self.extras["final_obs"] = self.observation()
+            self.extras[self.final_key] = self.observation()
         self.time = torch.where(done, 0.0, self.time)
         return self.observation(), torch.ones(4), terminated, truncated, self.extras
 
@@ -528,8 +487,10 @@ def test_the_contract_of_isaac_lab():
     assert (len(told), env.gives_final_obs) == (1, False)
 
 
-def test_isaac_lab_is_asked_for_final_observations_and_they_are_taken():
+@pytest.mark.parametrize("final_key", ["final_obs", "final_observation"])
+def test_isaac_lab_is_asked_for_final_observations_and_they_are_taken_as_are_those_of_maniskills_name(final_key):
     simulated = IsaacLike(compute_final_obs=False)
+    simulated.final_key = final_key
     env = GymnasiumEnv(simulated)
     assert simulated.cfg.compute_final_obs
     env.reset()
