@@ -12,7 +12,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordEpisodesOfVector
 from tests.probes import Probe
 
-from rl8x import MemoryTracker, PPOConfig, Trainer
+from rl8x import PPOConfig
 from rl8x.envs import GymnasiumEnv, validate
 from rl8x.envs.episode_metrics import REDUCTIONS, EpisodeMetrics
 
@@ -157,17 +157,6 @@ def test_masks_at_all_levels_count_together():
     assert values.nan_to_num(-1).tolist() == [1, 2, -1]
 
 
-def test_the_mean_reaches_the_tracker_and_conditions_know_it():
-    config = PPOConfig(num_envs=4, horizon=16, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
-    tracker, (env, other) = MemoryTracker(), (GymnasiumEnv(Goal, 4, seed=seed) for seed in (0, 1))
-    trainer = Trainer(config.build(env), tracker=tracker, eval_env=other)
-    assert "episodes/info/is_success/mean" in trainer.metric_names
-    trainer.run(max_steps=3, steps_per_eval=1)
-    names = {name for row in tracker.rows for name in row.metrics}
-    assert {"episodes/info/is_success/mean", "eval/episodes/info/is_success/mean"} <= names
-    assert not [name for name in names if name.startswith("_") or "info/success" in name]  # that one was never told
-
-
 def test_a_metric_that_is_never_reported_is_warned_of_once_when_an_episode_has_ended():
     env = GymnasiumEnv(vectorised(AutoresetMode.SAME_STEP), seed=4, metrics=["is_sucess", "effort"])
     env.reset()
@@ -202,7 +191,8 @@ class Own(Probe):
 
 
 def test_an_environment_of_ones_own_measures_its_states():
-    algorithm = PPOConfig(num_envs=4, horizon=8, seed=0, device="cpu", model_config={"hidden_sizes": [4]}).build(Own)
+    config = PPOConfig(num_envs=4, horizon=8, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
+    algorithm = config.build(Own)
     assert algorithm.collect()["episodes/info/distance/mean"] == 4.0  # at the last state, not after the reset
     assert algorithm.evaluate()["episodes/info/distance/mean"] == 4.0
     env = Own(2, seed=0)
@@ -210,6 +200,12 @@ def test_an_environment_of_ones_own_measures_its_states():
     info = env.step(torch.zeros(2, dtype=torch.int64))[4]
     assert info["distance"].tolist() == [1.0, 1.0]
     assert info["_distance"].all()
+
+
+def test_only_what_a_simulator_told_is_in_the_rows():
+    config = PPOConfig(num_envs=4, horizon=16, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
+    names = [name for name in config.build(GymnasiumEnv(Goal, 4, seed=0)).collect() if "info" in name]
+    assert names == ["episodes/info/is_success/mean"]  # and no `success`
 
 
 @pytest.mark.parametrize(

@@ -247,19 +247,22 @@ def two_steps():
 
 
 @pytest.mark.parametrize(
-    ("made", "limit", "ends"),
+    ("made", "kind", "limit", "ends"),
     [
-        (two_steps, ..., [2, 4, 6]),
-        (two_steps, None, []),
-        (two_steps, 5, [5]),
-        (two_steps, 3, [3, 6]),
-        ("Pendulum-v1", 3, [3, 6]),
+        (two_steps, "sync", ..., [2, 4, 6]),
+        (two_steps, "sync", None, []),
+        (lambda: TimeLimit(two_steps(), 4), "sync", None, []),
+        (two_steps, "sync", 5, [5]),
+        (two_steps, "sync", 3, [3, 6]),
+        ("Pendulum-v1", "sync", 3, [3, 6]),
+        ("CartPole-v1", "vector", 3, [3, 7]),  # after a row that only resets
+        ("CartPole-v1", "vector", None, []),
     ],
 )
-def test_a_time_limit_takes_the_place_of_the_simulators_own(made, limit, ends):
-    env = GymnasiumEnv(made, 2, time_limit=limit, seed=0)
+def test_a_time_limit_takes_the_place_of_the_simulators_own(made, kind, limit, ends):
+    env = GymnasiumEnv(made, 2, vectorization=kind, time_limit=limit, seed=0)
     env.reset()
-    truncated = torch.stack([env.step(np.zeros((2, 1), dtype=np.float32))[3] for _ in range(7)])
+    truncated = torch.stack([env.step(np.zeros_like(env.action_space.sample()))[3] for _ in range(7)])
     assert [t + 1 for t in range(7) if truncated[t].all()] == ends
     assert truncated.sum() == 2 * len(ends)
 

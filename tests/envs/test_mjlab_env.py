@@ -6,7 +6,6 @@ import importlib.metadata
 import warnings
 from unittest import mock
 
-import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
@@ -72,7 +71,6 @@ def by_hand(factor):
 def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
     factors = [1.0, 5.0, 0.5]
     env = MjlabEnv(cartpole(), 3, seed=0, time_limit=4, parameters={"mass": Scale(POLE, high=10.0)}, metrics=[METRIC])
-    assert isinstance(env.single_observation_space, spaces.Dict)
     assert {name: part.shape for name, part in env.single_observation_space.items()} == {"actor": (5,), "critic": (5,)}
     assert (env.time_limit, env.single_action_space.shape) == (4, (1,))
     obs, _ = env.reset(config={"mass": factors})
@@ -81,7 +79,7 @@ def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
         torch.testing.assert_close(obs["actor"][i], single.reset()[0]["actor"][0])
     rewards_so_far = torch.zeros(3)
     for t in range(4):
-        before, actions = obs, torch.tensor([[0.7], [0.7], [0.7]])
+        actions = torch.full((3, 1), 0.7)
         obs, rewards, terminated, truncated, info = env.step(actions)
         rewards_so_far += rewards
         for i, single in enumerate(singles):
@@ -89,7 +87,6 @@ def test_copies_move_as_models_that_are_compiled_with_their_values(mjlab):
             torch.testing.assert_close(info["final_obs"]["actor"][i], expected, rtol=1e-4, atol=1e-5)
         assert not terminated.any()
         assert truncated.tolist() == [t == 3] * 3
-        assert not torch.equal(info["final_obs"]["actor"], before["actor"])
     assert (info["final_obs"]["actor"].diff(dim=0).abs().amax(1) > 1e-3).all()
     np.testing.assert_allclose(obs["actor"][:, 0], 0.03, rtol=1e-5)  # reset
     # mjlab logs sums by the longest episode's seconds, as the mean over those that are reset together.

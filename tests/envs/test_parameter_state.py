@@ -133,10 +133,10 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     low, high = env.parameter_support()["length"]
     assert (low, high) != (0.4, 0.6)
     with env.parameter_state.evaluating():
-        env.reset(config={"length": 0.5})
-        assert (env.carry["parameters"]["length"] == 0.5).all()
         env.reset(config=ADAPTIVE)
         assert (env.carry["sources"]["adaptive:"] == -1).all()
+        env.reset(config={"length": 0.5})
+        assert (env.carry["parameters"]["length"] == 0.5).all()
     assert env.parameter_state.following.given == ADAPTIVE
     env.reset()
     assert env.parameter_state.in_force.curricula == (group,)
@@ -149,6 +149,7 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     other.reset()
     values = other.carry["parameters"]["length"]
     assert low - 1e-6 <= values.min() < low + 0.3 * (high - low)
+    assert high - 0.3 * (high - low) < values.max() <= high + 1e-6
     assert ((values - low).abs() < 1e-6).sum() <= 1
     assert (other.carry["sources"]["adaptive:"] == -1).all()
 

@@ -29,20 +29,12 @@ def of_mpe2(name, **kwargs):
 spread, reference = (functools.partial(of_mpe2, name) for name in ("simple_spread_v3", "simple_reference_v3"))
 
 
-def archers(**kwargs):
-    pytest.importorskip("pygame", reason="pygame is not installed: pip install 'pettingzoo[butterfly]'")
-    from pettingzoo.butterfly import knights_archers_zombies_v11
-
-    return knights_archers_zombies_v11.parallel_env(max_cycles=60, **kwargs)
-
-
 CASES = {
     "agents that end early and come late": (Shift, {}, 40),
     "nobody comes for a step": (Shift, {"early": 1, "late": 1}, 20),
     "a mask": (functools.partial(Shift, masked=True), {}, 20),
     "simple_spread": (spread, {"N": 3, "max_cycles": 7}, 20),
     "simple_reference": (reference, {"max_cycles": 7, "continuous_actions": True}, 20),
-    "knights_archers_zombies": (archers, {"max_zombies": 40, "spawn_delay": 1, "line_death": True}, 80),
 }
 
 

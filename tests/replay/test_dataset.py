@@ -139,18 +139,6 @@ def test_gaps_are_refused_by_row_or_truncated():
     assert shuffled["next_obs"].tolist() == rows["next_obs"][order].tolist()
 
 
-def test_it_is_sampled_as_a_replay_is():
-    dataset = Dataset.from_tensors(episode_rows([50], ["terminated"]))
-    with pytest.raises(RuntimeError, match="prepare"):
-        dataset.gather(torch.zeros(1, dtype=torch.int64))
-    dataset = dataset.prepared(1, 0.9)
-    index = dataset.sample(200, 64, torch.Generator().manual_seed(0))
-    batch = dataset.gather(index)
-    assert batch["obs"].shape == (200, 64, 1)
-    assert torch.equal(batch["actions"], index)
-    assert torch.equal(batch["returns"], index + 1.0)
-
-
 def test_trees_flags_as_numbers_and_columns_are_understood():
     rows = episode_rows([3], ["terminated"])
     image = torch.randint(255, (4, 2, 5, 5), dtype=torch.uint8)

@@ -163,10 +163,13 @@ def test_priorities_go_with_their_rows(capacity):
     replay.update(torch.arange(300), numbers.double())
     other = PrioritizedReplay(capacity, "cpu")
     other.load_state_dict(replay.state_dict())
-    numbers = other.as_tensordict()["number"]
-    assert numbers.sort().values.tolist() == list(range(450 - other.size, 450))
-    assert torch.allclose(powers_of(other)[: other.size], (numbers.float() + 1e-6) ** 0.6)
-    check_sums(other)
+    again = PrioritizedReplay(300, "cpu")
+    again.load_state_dict(other.state_dict())
+    for each in (other, again):
+        numbers = each.as_tensordict()["number"]
+        assert numbers.sort().values.tolist() == list(range(450 - each.size, 450))
+        assert torch.allclose(powers_of(each)[: each.size], (numbers.float() + 1e-6) ** 0.6)
+        check_sums(each)
 
 
 @pytest.mark.parametrize(("before", "now"), [(0.6, 1.0), (1.0, 0.4), (0.6, 0.0), (0.0, 0.6)])

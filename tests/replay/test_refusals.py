@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from rl8x.replay.dataset import Dataset
 from rl8x.replay.nstep import NStep
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 
 EMPTY = "append some before"
+ROW = {name: torch.zeros(1) for name in ("obs", "next_obs", "actions", "rewards", "truncated")}
+ROW["terminated"] = torch.ones(1)
 
 
 def add_others(rows):
@@ -16,11 +19,19 @@ def add_others(rows):
     replay.append({"obs": torch.zeros(2), "returns": torch.zeros(2)} | rows)
 
 
+def load_others():
+    replay, other = Replay(8, "cpu"), Replay(8, "cpu")
+    replay.append({"obs": torch.zeros(2, 2, 2, dtype=torch.uint8)})
+    other.append({"obs": torch.zeros(2, 3)})
+    other.load_state_dict(replay.state_dict())
+
+
 REFUSED = [
     (ValueError, "at least 1 row; got 0", lambda: Replay(0, "cpu")),
     (RuntimeError, EMPTY, lambda: Replay(4, "cpu").sample(1, 1, torch.Generator())),
     (RuntimeError, EMPTY, lambda: Replay(4, "cpu").gather(torch.zeros(1, dtype=torch.int64))),
     (RuntimeError, EMPTY, lambda: PrioritizedReplay(4, "cpu").sample(1, 1, torch.Generator())),
+    (RuntimeError, "gather from what `prepared", lambda: Dataset.from_tensors(ROW).gather(torch.zeros(1).long())),
     (ValueError, "`alpha` must be .*; got -0.1", lambda: PrioritizedReplay(4, "cpu", alpha=-0.1)),
     (ValueError, "`epsilon` must be .*; got 0.0", lambda: PrioritizedReplay(4, "cpu", epsilon=0.0)),
     (ValueError, "`n` must be at least 1 step; got 0", lambda: NStep(0, 0.9)),
@@ -28,6 +39,7 @@ REFUSED = [
     (ValueError, "holds .*returns float32 .*; got .*float64", lambda: add_others({"returns": torch.zeros(2).double()})),
     (ValueError, r"returns float32 \[1\]", lambda: add_others({"returns": torch.zeros(2, 1)})),
     (ValueError, "more", lambda: add_others({"more": torch.zeros(2)})),
+    (ValueError, r"holds obs float32 \[3\]; the state's obs uint8 \[2, 2\]", load_others),
     (ValueError, "equally many", lambda: add_others({"returns": torch.zeros(3)})),
 ]
 

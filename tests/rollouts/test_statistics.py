@@ -112,6 +112,9 @@ def test_statistics_of_few_numbers_are_those_of_many(what, copies):
     tensors = {name: tensor[:, :copies] for name, tensor in (rollout() | CHANGES[what]).items()}
     horizon = 1 if copies == 1 else 3
     expected, found = (collected_stats(given, horizon) for given in (tensors, on_host(tensors)))
+    if "valid" in tensors:
+        ended = (tensors["terminated"] | tensors["truncated"]) & tensors["valid"]
+        assert expected["episodes/ended"] == int(ended[:horizon].sum())
     isnt_tensor = [not isinstance(value, torch.Tensor) for value in found.unread()[0].values()]
     assert all(isnt_tensor) or "format" in what
     assert found.counted()[1] == expected.counted()[1]
