@@ -454,12 +454,9 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
         Dataset.load("D4RL/pen/human-v2")
 
 
-class Recorded:
-    def __init__(self, episodes):
-        self.episodes = episodes
-
-    def iterate_episodes(self):
-        return iter(self.episodes)
+def recorded(episodes, **spaces_of):
+    """What a data set of Minari's has."""
+    return SimpleNamespace(iterate_episodes=lambda: iter(episodes), **spaces_of)
 
 
 def episode(number, steps, end, **changes):
@@ -477,7 +474,7 @@ def episode(number, steps, end, **changes):
 
 def test_minaris_episodes_keep_their_true_final_observations():
     episodes = [episode(0, 3, "terminated"), episode(1, 2, "truncated"), episode(2, 1, "open")]
-    dataset = Dataset.from_minari(Recorded(episodes))
+    dataset = Dataset.from_minari(recorded(episodes))
     found = all_rows(dataset)
     assert found["obs/x"].flatten().tolist() == [0.0, 1.0, 2.0, 10.0, 11.0, 20.0]
     assert found["next_obs/x"].flatten().tolist() == [1.0, 2.0, 3.0, 11.0, 12.0, 21.0]
@@ -486,7 +483,7 @@ def test_minaris_episodes_keep_their_true_final_observations():
     assert found["discounts"].tolist() == pytest.approx([0.9, 0.9, 0.0, 0.9, 0.9, 0.9])
     assert dataset.episode_returns.tolist() == [3.0, 2.0, 1.0]
     with pytest.raises(ValueError, match="episode 7 has 3 rewards"):
-        Dataset.from_minari(Recorded([episode(7, 3, "open", actions=np.zeros(2))]))
+        Dataset.from_minari(recorded([episode(7, 3, "open", actions=np.zeros(2))]))
     for changes in (
         {"actions": np.zeros((3, 2), np.float32)},
         {"observations": {"x": np.zeros((4, 2))}},
@@ -494,12 +491,12 @@ def test_minaris_episodes_keep_their_true_final_observations():
         {"observations": {"x": np.zeros((4, 1), np.int64)}},
     ):
         with pytest.raises(ValueError, match="episodes differ in the names, shapes or types"):
-            Dataset.from_minari(Recorded([episode(0, 3, "open"), episode(1, 3, "open", **changes)]))
+            Dataset.from_minari(recorded([episode(0, 3, "open"), episode(1, 3, "open", **changes)]))
     for empty in ([], [episode(0, 0, "open")]):
         with pytest.raises(ValueError, match="no steps"):
-            Dataset.from_minari(Recorded(empty))
+            Dataset.from_minari(recorded(empty))
     nothing = episode(1, 0, "open", actions=[], rewards=[])  # of another type, as nothing says which
-    assert len(all_rows(Dataset.from_minari(Recorded([episodes[0], nothing])))["returns"]) == 3
+    assert len(all_rows(Dataset.from_minari(recorded([episodes[0], nothing])))["returns"]) == 3
 
 
 class FromThree(Steps):
@@ -516,9 +513,9 @@ class FromThree(Steps):
 
 def test_minaris_actions_are_as_recorded_and_are_evaluated_in_the_simulator_they_came_from():
     observations = np.arange(3, dtype=np.float32)[:, None]
-    source = Recorded([episode(i, 2, "terminated", observations=observations, actions=np.full(2, 4)) for i in range(8)])
-    source.observation_space, source.action_space = FromThree.observation_space, FromThree.action_space
-    dataset = Dataset.from_minari(source)
+    made = [episode(i, 2, "terminated", observations=observations, actions=np.full(2, 4)) for i in range(8)]
+    spaces_of = {"observation_space": FromThree.observation_space, "action_space": FromThree.action_space}
+    dataset = Dataset.from_minari(recorded(made, **spaces_of))
     assert dataset.action_space == spaces.Discrete(2, start=3)
     assert dataset.transitions["actions"].tolist() == [4] * 16
     config = BCConfig(dataset=dataset, device="cpu", seed=0, batch_size=16, lr=1e-2, updates_per_step=50)
