@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from tests.randomization.groups import group_of
@@ -8,27 +6,6 @@ from rl8x.randomization import Choice, Learnable, LogUniform, Uniform
 from rl8x.randomization.curriculum import Episodes
 
 SMALL = {"threshold": 1.0, "levels": 3, "candidates": 5, "episodes": 2}
-
-
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.8])
-@pytest.mark.parametrize("episodes", [2, 3, 6])
-def test_learnability_is_unbiased(p, episodes):
-    """Summed over all numbers of successes of n episodes by the binomial distribution, a score is p (1 - p)."""
-    group = group_of(x=Learnable(Uniform(0, 1), **SMALL))
-    expected = 0.0
-    for successes in range(episodes + 1):
-        scores = torch.zeros(episodes, 1)
-        scores[:successes] = 1.0
-        sources = torch.full((episodes, 1), 4)
-        for name in ("count", "total", "squares"):
-            group.state[name].zero_()
-        pending = torch.tensor([7])  # the round goes on
-        group.update_from_episodes(
-            Episodes(scores, torch.ones(episodes, 1, dtype=torch.bool), sources, pending), torch.Generator()
-        )
-        weight = math.comb(episodes, successes) * p**successes * (1 - p) ** (episodes - successes)
-        expected += weight * float(group.learnability()[4])
-    assert expected == pytest.approx(p * (1 - p), abs=1e-6)
 
 
 def test_draws_are_kept_levels_by_their_learnability_and_candidates_alike():
