@@ -78,13 +78,10 @@ def test_advance_equals_a_loop_over_copies(limit):
     for t in range(1, 31):
         actions = torch.randint(2, (16,), generator=generator)
         carry, step = env.advance(carry, actions, noise[t])
-        found = (step.rewards, step.terminated, step.truncated, step.episode_returns, step.episode_lengths)
-        found = zip(
-            *[each.tolist() for each in (*found, step.final_obs, step.obs, carry["returns"], carry["elapsed"])],
-            strict=True,
-        )
-        for i, (oracle, row) in enumerate(zip(oracles, found, strict=True)):
-            assert [*row] == oracle.step(int(actions[i]), *noise[t, i].tolist())
+        told = (step.rewards, step.terminated, step.truncated, step.episode_returns, step.episode_lengths)
+        told = (*told, step.final_obs, step.obs, carry["returns"], carry["elapsed"])
+        for i, (oracle, *row) in enumerate(zip(oracles, *(each.tolist() for each in told), strict=True)):
+            assert row == oracle.step(int(actions[i]), *noise[t, i].tolist())
             ended += row[1] or row[2]
     assert ended > 50
     assert step.valid is None
