@@ -155,6 +155,9 @@ def test_masks_at_all_levels_count_together():
     info = {"final_info": {"x": torch.tensor([1.0, 2.0, 3.0])}, "_final_info": some}
     values = EpisodeMetrics("x").update({}, info, ALL, ALL)["x"]["value"]
     assert values.nan_to_num(-1).tolist() == [1, 2, -1]
+    after_resets = {"x": torch.tensor([1.0, 2.0, 3.0]), "final_info": {}}  # of which only the third goes on
+    values = EpisodeMetrics("x").update({}, after_resets, some, ALL)["x"]["value"]
+    assert values.nan_to_num(-1).tolist() == [-1, -1, 3]
 
 
 def test_a_metric_that_is_never_reported_is_warned_of_once_when_an_episode_has_ended():
