@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
+from tests.probes import Steps
 
 from rl8x import PPOConfig, keys
 from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
@@ -227,16 +228,13 @@ def test_workers_that_run_already_and_would_lose_the_last_observation_are_refuse
 # -- forms
 
 
-class Fine(gymnasium.Env):
+class Fine(Steps):
     """What the following are variants of."""
 
-    observation_space, action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
+    observation_space = spaces.Box(0.0, 9.0, (2,), np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(2, np.float32), 1.0, False, False, {}
+    def observation(self):
+        return np.full(2, self.time, np.float32)
 
 
 X = np.zeros(2, np.float32)
