@@ -16,7 +16,7 @@ from rl8x import PPOConfig
 from rl8x.checkpoint.load import problems_of
 from rl8x.envs import Attribute, Function, GymnasiumEnv, ModelField, Scale
 from rl8x.envs.bindings import binding_of
-from rl8x.randomization import Choice, Grid, Normal, Uniform
+from rl8x.randomization import Choice, Grid, Normal, Scheduled, Uniform
 
 KINDS = (Attribute, ModelField, Scale, Function)
 
@@ -234,6 +234,13 @@ def test_one_that_resets_its_copies_itself_keeps_its_values_until_all_are_reset(
     assert env.reset(config={})[0][:, 0].tolist() == [1.0] * 3
     with pytest.raises(ValueError, match="the simulator starts episodes within its step"):
         env.reset(config={"drag": Uniform(0.0, 1.0)})
+
+
+def test_a_schedule_moves_in_a_simulator_too():
+    env = GymnasiumEnv(Echo, 2, parameters={"wind": "wind"})
+    assert env.reset(config={"wind": Scheduled([(0, 2.0), (10, 4.0)])})[0][:, 0].tolist() == [2.0, 2.0]
+    env.parameter_state.update_from_metrics({"env/steps": 5})
+    assert env.reset()[0][:, 0].tolist() == [3.0, 3.0]
 
 
 FORMS = [
