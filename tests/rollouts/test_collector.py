@@ -24,6 +24,16 @@ def test_a_metric_that_a_step_lacks_is_nan_there_in_each_horizon():
     assert under(keys.METRICS, rollout.tensors, 2)["success"].isnan().all(1).tolist() == [False, True]
 
 
+def test_episodes_that_are_cut_at_a_horizons_end_bootstrap_from_what_their_last_step_led_to():
+    rollout, done = Rollout(2, 3), torch.tensor([True, False, False])
+    for t in range(3):
+        numbers = {keys.VALUES: torch.full((3,), 1.0 * t), keys.FINAL_VALUES: torch.full((3,), 10.0 + t)}
+        rollout.write_slot(t, numbers | {keys.TERMINATED: done, keys.TRUNCATED: torch.zeros_like(done)})
+    rollout.truncate()
+    assert rollout[keys.TRUNCATED][1].tolist() == [False, True, True]
+    assert rollout[keys.FINAL_VALUES][1].tolist() == [11.0, 2.0, 2.0]
+
+
 def collector_of(env):
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
     return Collector(env, policy, torch.Generator().manual_seed(2), Execution("eager", "fp32", torch.device("cpu")))
