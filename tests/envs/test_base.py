@@ -225,3 +225,14 @@ def test_actions_of_other_types_do_what_those_of_a_policy_do(kind, actions):
         steps.append(env.step(taken)[:2])
     assert steps[0][0].dtype == steps[0][1].dtype == torch.float32
     torch.testing.assert_close(*steps, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_every_parameter_has_one_value_a_copy(num_envs):
+    env, own = CartPole(num_envs, seed=0), [1.0, 2.0, 3.0][:num_envs]
+    env.reset(config={"length": 0.25, "gravity": own, "masspole": torch.tensor(own), "tau": Uniform(0.01, 0.02)})
+    parameters = env.carry["parameters"]
+    assert {(tuple(value.shape), value.dtype) for value in parameters.values()} == {((num_envs,), torch.float32)}
+    assert parameters["gravity"].tolist() == parameters["masspole"].tolist() == own
+    assert (parameters["length"].tolist(), parameters["masscart"].tolist()) == ([0.25] * num_envs, [1.0] * num_envs)
+    assert env.noise_width == 5

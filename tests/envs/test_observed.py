@@ -21,6 +21,7 @@ from rl8x.envs import (
     ObservedParameters,
     Parameter,
     Pendulum,
+    env_maker,
     validate,
 )
 from rl8x.envs.base import Env
@@ -193,3 +194,26 @@ def test_moments_of_a_part_may_have_the_name_of_a_module_attribute():
     seen, _ = policy.model_inputs(obs)
     for part in flatten_tree("", seen).values():
         torch.testing.assert_close(part.flatten(0, 1).mean(0), torch.zeros(2), atol=1e-3, rtol=0)
+
+
+class OwnConstructor(CartPole):
+    """An author who never heard of the keyword, and whose `advance` calls the base class's."""
+
+    def __init__(self, num_envs, device="cpu", seed=None, time_limit=...):
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
+        assert self.single_observation_space.shape == (4,)  # what he wrote is there while he constructs
+
+    def advance(self, carry, actions, noise):
+        carry, step = super().advance(carry, actions, noise)
+        assert isinstance(step.obs, Tensor)
+        return carry, step._replace(rewards=step.rewards * 2)
+
+
+def test_a_constructor_that_does_not_know_the_keyword_works():
+    env = env_maker(OwnConstructor, {"observe_parameters": "all"})(2, seed=0)
+    env.reset()
+    obs, rewards, *_ = env.step(torch.ones(2, dtype=torch.int64))
+    assert {name: list(part.shape) for name, part in obs.items()} == {"obs": [2, 4], "parameters": [2, 6]}
+    assert rewards.tolist() == [2.0, 2.0]
+    validate(env)
+    assert env_maker(OwnConstructor)(2).reset()[0].shape == (2, 4)

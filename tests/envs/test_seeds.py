@@ -12,8 +12,10 @@ import pytest
 from tests.probes import Steps
 
 from rl8x import NullTracker, PPOConfig, Trainer
+from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.envs import CartPole, GymnasiumEnv, MjlabEnv
 from rl8x.envs.cells import make_cells
+from rl8x.envs.checks import narrow_seed
 from rl8x.trainers.grid import CellEvaluator
 
 
@@ -90,3 +92,11 @@ def test_mjlab_trains_and_is_evaluated_and_processes_start_afterwards(monkeypatc
     assert "PYTHONHASHSEED" not in os.environ
     subprocess.run([sys.executable, "-c", ""], check=True)
     MjlabEnv("Mjlab-Cartpole-Balance", 1).reset(seed=2**32)
+
+
+def test_rl8xs_own_environments_get_the_whole_seed():
+    whole, narrow = (
+        PPOConfig(num_envs=2, horizon=4, device="cpu", seed=3).build(kind).env for kind in (CartPole, OwnNarrow)
+    )
+    assert whole.generator.initial_seed() == part_seed(3, "env") > 2**32
+    assert narrow.generator.initial_seed() == narrow_seed(part_seed(3, "env"))

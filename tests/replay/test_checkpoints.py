@@ -245,3 +245,9 @@ def test_a_state_that_is_no_longer_the_present_one_is_not_read():
         Replay(20, "cpu").load_state_dict(state)
     replay.load_state_dict(lasting)
     assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
+
+
+def test_large_rows_make_short_segments(monkeypatch):
+    monkeypatch.setattr(segmentation, "_ROWS", 32_768)
+    sizes = {1: 32_768, 42 * 4: 32_768, 500: 8192, 4 * 84 * 84: 256, 10**9: 1}
+    assert {size: segmentation.segment_rows(size) for size in sizes} == sizes
