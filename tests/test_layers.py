@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.pages import ROOT
 
+from rl8x import tracking
+
 PACKAGE = ROOT / "src" / "rl8x"
 
 # The parts of each layer, as the page has them; all layers below are open to a part, of its own those beside it here.
@@ -129,3 +131,12 @@ def test_what_is_loaded_when():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n[]\n"
+
+
+def test_each_file_of_tracking_imports_only_those_after_it_in_its_list():
+    listed = re.findall(r"^    (\w+(?:, \w+)*)", tracking.__doc__ or "", re.MULTILINE)
+    order = [f"rl8x.tracking.{name}" for line in listed for name in line.split(", ")]
+    assert sorted(order) == [module for module in MODULES if module.startswith("rl8x.tracking.")]
+    for at, module in enumerate(order):
+        own = {target for target in modules_imported(MODULES[module]) if target.startswith("rl8x.tracking")}
+        assert own <= {*order[at + 1 :]}, f"{module} imports {own}"

@@ -123,3 +123,13 @@ def test_the_root_exports_every_config_condition_and_tracker():
     assert {*typed, "__version__"} == {*rl8x.__all__, "load_policy"}  # what type checkers see
     for name in rl8x.__all__:
         getattr(rl8x, name)
+
+
+def test_nothing_lies_at_the_top_level_but_what_belongs_there():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no clone")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {"CHANGELOG.md", "CONTRIBUTING.md", "MANIFEST.in", "Makefile", "README.md", ".gitignore"}
+    files |= {"constraints.txt", "mkdocs.yml", "pyproject.toml"}
+    folders = {".ci", "benchmarks", "docs", "examples", "mlruns", "src", "tests"}
+    assert {line.partition("/")[0] for line in listed.splitlines()} == files | folders
