@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import logging
 import os
 import shutil
 import zlib
@@ -20,7 +19,6 @@ from rl8x.tracking.journal import (
     JOURNAL,
     Ack,
     JournalInUseError,
-    Rejected,
     SendingJournal,
     Unsent,
     encode,
@@ -72,30 +70,28 @@ def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):
 
 def test_secrets_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("DATABRICKS_TOKEN", "dapi0123")
+    monkeypatch.setenv("MY_TOKEN", "short12")  # which params and tags may have as another word
     uri, shown = "http://me:p%2Fw@host", "http://me:***@host"
     journal = BothSides(tmp_path, {**header(), "uri": uri})
     path = artifact("files/1/dapi0123.txt")  # which has to be found again
-    given = tags(url=uri, pages=[uri]), params(token="dapi0123", lr=0.1)
-    journal.append(*given, {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123"}, path)
+    given = tags(url=uri, pages=[uri]), params(token="dapi0123 short12", lr=0.1)
+    journal.append(*given, {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123 short12"}, path)
     journal.rejected.add(given[0], f"no {uri}")
-    hidden = tags(url=shown, pages=[shown]), params(token="***", lr=0.1)
+    hidden = tags(url=shown, pages=[shown]), params(token="*** short12", lr=0.1)
     first = {**header(), "uri": shown, "folder": str(journal.folder)}
-    assert ops(journal) == [first, *hidden, {"op": "text", "to": "x.txt", "text": f"{shown} ***"}, path]
+    assert ops(journal) == [first, *hidden, {"op": "text", "to": "x.txt", "text": f"{shown} *** ***"}, path]
     assert "p%2Fw" not in (journal.folder / "rejected.jsonl").read_text()
-    assert journal.header["uri"] == shown
 
 
 def test_a_journal_is_for_its_owner(tmp_path):
     before = os.umask(0)
     try:
         journal = BothSides(tmp_path / "spool", header())
-        journal.append(row(0))
         journal.rejected.add(row(0), "refused")
     finally:
         os.umask(before)
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in journal.folder.iterdir()}
-    assert modes == dict.fromkeys([JOURNAL, ACK, "rejected.jsonl", "lock"], "0o600")
-    assert oct(journal.folder.stat().st_mode & 0o777) == "0o700"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (journal.folder, *journal.folder.iterdir())}
+    assert modes == {"abc": 0o700, **dict.fromkeys([JOURNAL, ACK, "rejected.jsonl", "lock"], 0o600)}
 
 
 @pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
@@ -115,24 +111,19 @@ def test_a_torn_last_line_is_neither_read_nor_kept(torn, tmp_path):
     again.close()
 
 
-def test_lines_longer_than_one_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "READ_BYTES", 64)
-    journal = BothSides(tmp_path, header(), {"op": "text", "to": "x", "text": "y" * 1000}, row(1))
-    seen = []
-    while journal.pending:
-        seen += [op["op"] for op in ops(journal)]
-        arrive(journal)
-    assert seen == ["open", "text", "m"]
-
-
-def test_no_journal(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("hello", "is not a journal"),
+        (json.dumps({"op": "open", "version": 9}), "version 9"),
+        *((json.dumps(header(odd)), "its header has spool_id=") for odd in ("x' OR tags.a = 'b", "", "../up")),
+    ],
+)
+def test_what_has_no_header_that_can_be_read_is_refused(line, message, tmp_path):
     with pytest.raises(TrackingError, match="cannot open"):
         Journal.open(tmp_path / "none")
-    (tmp_path / JOURNAL).write_text("hello\n")
-    with pytest.raises(TrackingError, match="is not a journal"):
-        read_header(tmp_path)
-    (tmp_path / JOURNAL).write_text(json.dumps({"op": "open", "version": 9}) + "\n")
-    with pytest.raises(TrackingError, match="version 9"):
+    (tmp_path / JOURNAL).write_text(f"{line}\n")
+    with pytest.raises(TrackingError, match=message):
         read_header(tmp_path)
 
 
@@ -175,14 +166,13 @@ def test_what_has_arrived_is_overwritten_in_place_in_two_slots(tmp_path):
     journal = BothSides(tmp_path, header())
     path = journal.folder / ACK
     node = path.stat().st_ino
+    journal.acknowledge(run_name="é" * 250, outage="\N{GRINNING FACE}" * 200)  # as long as they can be
     for beat in range(1, 4):
         journal.acknowledge(beat=beat)
-        assert read_ack(journal.folder).beat == beat
-    journal.acknowledge(run_name="é" * 250, outage="\N{GRINNING FACE}" * 200)  # as long as they can be
-    assert (read_ack(journal.folder).run_name, read_ack(journal.folder).beat) == ("é" * 250, 3)
+        assert (read_ack(journal.folder).run_name, read_ack(journal.folder).beat) == ("é" * 250, beat)
     assert (path.stat().st_ino, path.stat().st_size) == (node, len(EMPTY_ACK))
-    assert parse_ack(path.read_bytes()[len(EMPTY_ACK) // 2 :])[0].beat == 3  # each of them alone
-    assert parse_ack(path.read_bytes()[: len(EMPTY_ACK) // 2])[0].beat == 3
+    halves = path.read_bytes()[: len(EMPTY_ACK) // 2], path.read_bytes()[len(EMPTY_ACK) // 2 :]
+    assert {parse_ack(each)[0].beat for each in halves} == {2, 3}  # each of them alone
 
 
 @pytest.mark.parametrize("offset", [-3, 1, 5, 500])
@@ -227,12 +217,10 @@ def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
     journal = BothSides(tmp_path, header(), row(0))
     disk.full = True
     journal.append(*map(row, range(1, 4)))
-    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
-    assert "wait in memory" in caplog.text
+    assert ["wait in memory" in each.getMessage() for each in caplog.records] == [True]
     assert steps(journal) == [0]
     disk.full = False
     journal.append(row(4))
-    assert steps(journal) == [0, 1, 2, 3, 4]
     journal.close()
     assert steps(BothSides(journal.folder)) == [0, 1, 2, 3, 4]
 
@@ -332,19 +320,6 @@ def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
     assert read_ack(moved).run_id == "r"
 
 
-def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch):
-    aside, asked, keys = Rejected(tmp_path), [], module._keys
-    monkeypatch.setattr(module, "_keys", lambda op: asked.append(op) or keys(op))
-    for step in (*range(50), 7):  # one comes twice
-        aside.add(row(step), "refused")
-    assert len(asked) == 51
-    assert aside.entries == [row(step) for step in range(50)]
-    aside.add(tags(a="1"), "refused")
-    aside.replaced_by(tags(a="2", b="3"))
-    aside.add(row(3), "refused")
-    assert aside.entries == Rejected(tmp_path).entries == [row(step) for step in range(50)]
-
-
 def finished(tmp_path, **texts):
     journal = BothSides(tmp_path / "spool", header(), tags(**texts), row(0), {"op": "left", "s": 0, "t": 5}, FINISH)
     arrive(journal)
@@ -352,11 +327,6 @@ def finished(tmp_path, **texts):
     super(BothSides, journal).close()
     journal.journal.close()
     return journal.folder
-
-
-def test_a_journal_without_checkpoints_goes_when_all_has_arrived(tmp_path):
-    assert not finished(tmp_path).exists()
-    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_a_journal_whose_run_has_checkpoints_keeps_its_rows_as_long_as_they_are_there(tmp_path):
@@ -404,13 +374,13 @@ def test_a_journal_that_is_being_removed_is_not_opened_any_more(tmp_path, monkey
     finished(tmp_path)
     (other,) = others
     assert steps(other) == [1]
-    assert [path.name for path in root.iterdir()] == ["abc"]
+    assert [path.name for path in root.iterdir()] == ["abc"]  # of the one that had arrived nothing is left
 
 
 def test_what_a_killed_process_was_removing_is_no_journal(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "rmtree", lambda folder, **options: None)
-    finished(tmp_path)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder, **options: None)
+        finished(tmp_path)
     (left,) = (tmp_path / "spool").iterdir()
     assert journal_folders(tmp_path / "spool") == sync(tmp_path / "spool").spools == []
     assert not left.exists()

@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from rl8x.tracking.protocol import status_of
+
 BEGIN = """
 import sys, threading, time
 from rl8x.tracking import MLflowTracker, shipping
@@ -33,11 +35,6 @@ def endless(tracker):
         began.set()
         time.sleep(0.01)
 
-def good(tracker):
-    loop(tracker)
-    began.set()
-    time.sleep(100)
-
 began = threading.Event()
 """
 
@@ -56,34 +53,28 @@ def python(folder, *args, **options):
     return subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=240, **options)
 
 
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ("loop(start('run'))", "FINISHED"),
-        ("loop(start('run')); sys.exit(1)", "FINISHED"),
-        ("loop(start('run'), fail_at=2)", "FAILED"),
-        ("tracker = start('run'); loop(tracker); 1 / 0", "FAILED"),  # the script that has the loop
-        ("tracker = start('run'); loop(tracker); raise KeyboardInterrupt", "KILLED"),
-        ("tracker = start('run'); threading.Thread(target=loop, args=[tracker]).start(); 1 / 0", "FINISHED"),
-        ("threading.Thread(target=endless, args=[start('run')], daemon=True).start(); began.wait()", "KILLED"),
-        # The thread is there, but no longer in the loop.
-        (
-            "from multiprocessing.pool import ThreadPool; tracker = start('run'); pool = ThreadPool(1); "
-            "pool.apply(loop, [tracker])",
-            "FINISHED",
-        ),
-    ],
-)
-def test_the_end_of_a_script(script, status, tmp_path):
-    python(tmp_path, "-c", BEGIN + script)
-    assert statuses(tmp_path) == {"run": status}
+def test_of_a_script_that_raises_only_what_raised_or_is_cut_off_has_not_finished(tmp_path):
+    script = """
+        from multiprocessing.pool import ThreadPool
+        tracker, in_thread, in_pool, in_daemon = map(start, ("script", "thread", "pool", "daemon"))
+        threading.Thread(target=loop, args=[in_thread]).start()
+        pool = ThreadPool(1)
+        pool.apply(loop, [in_pool])  # the thread is there, but no longer in the loop
+        threading.Thread(target=endless, args=[in_daemon], daemon=True).start()
+        began.wait()
+        loop(tracker)
+        1 / 0
+    """
+    python(tmp_path, "-c", BEGIN + textwrap.dedent(script))
+    assert statuses(tmp_path) == {"script": "FAILED", "thread": "FINISHED", "pool": "FINISHED", "daemon": "KILLED"}
 
 
-@pytest.mark.parametrize(("code", "status"), [("4", "KILLED"), ("'no'", "KILLED"), ("0", "FINISHED"), ("", "FINISHED")])
-def test_the_code_of_an_exit_counts_where_python_keeps_it(code, status, tmp_path):
+@pytest.mark.parametrize(("options", "status"), [(["-c"], "FINISHED"), (["-i", "-c"], "KILLED")])
+def test_the_code_of_an_exit_counts_where_python_keeps_it(options, status, tmp_path):
     """As notebooks and `python -i` do; a script's own exit leaves no trace."""
-    python(tmp_path, "-i", "-c", f"{BEGIN}tracker = start('run'); loop(tracker); sys.exit({code})", input="")
+    python(tmp_path, *options, f"{BEGIN}tracker = start('run'); loop(tracker); sys.exit(4)", input="")
     assert statuses(tmp_path) == {"run": status}
+    assert [status_of(SystemExit(code)) for code in ("no", False, 0, None)] == ["KILLED", *["FINISHED"] * 3]
 
 
 def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path):
@@ -95,10 +86,6 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
         after_failed = start("after a failed line")
 
         for step in range(3): after_failed.log_metrics({"a": 1.0}, step)
-
-        failed = start("failed")
-
-        loop(failed, 2)
 
         interrupted = start("interrupted")
 
@@ -128,7 +115,6 @@ def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path
     assert ended.stderr.count("NameError") == 2, ended.stderr
     assert statuses(tmp_path) == {
         "after a failed line": "FINISHED",
-        "failed": "FAILED",
         "interrupted": "KILLED",
         "before a failed line": "FINISHED",
         "tried again": "FINISHED",

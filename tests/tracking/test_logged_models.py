@@ -12,6 +12,7 @@ import requests
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from mlflow import MlflowClient
+from mlflow.pyfunc import load_model
 
 from rl8x.policy import Policy
 from rl8x.tracking.artifacts import describe_model, model_about
@@ -60,13 +61,8 @@ class Logged:
         path = self.policies[name].save(self.folder / "policy.safetensors")
         return self.store.log_model(self.run_id, path, {**self.about[name], **changes})
 
-    def location(self, name):
-        return self.client.get_logged_model(self.ids[name]).artifact_location
-
-    def load(self, uri):
-        from mlflow.pyfunc import load_model
-
-        return load_model(uri)
+    def load(self, name):
+        return load_model(f"models:/{self.ids[name]}")
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +76,8 @@ def logged(tmp_path_factory, mlflow_template):
 
 def test_models_of_an_experiment_are_ranked_by_the_metrics_of_their_step(logged):
     order = [{"field_name": f"metrics.{NAME}", "ascending": False}]
-    found = logged.client.search_logged_models([logged.experiment_id], order_by=order)
-    assert [model.name for model in found] == ["best", "last"]
-    best = found[0]
-    assert best.status.value == "READY"
-    assert best.source_run_id == logged.run_id
+    best, last = logged.client.search_logged_models([logged.experiment_id], order_by=order)
+    assert (best.name, last.name, best.status.value, best.source_run_id) == ("best", "last", "READY", logged.run_id)
     assert [(each.key, each.value, each.step) for each in best.metrics] == [(NAME, 5.0, 128)]
     run = logged.client.get_run(logged.run_id)
     expected = {(logged.ids["last"], 64), (logged.ids["best"], 128)}
@@ -92,7 +85,7 @@ def test_models_of_an_experiment_are_ranked_by_the_metrics_of_their_step(logged)
 
 
 def test_arrays_are_predicted_as_the_policy_decides(logged):
-    model = logged.load(f"models:/{logged.ids['last']}")
+    model = logged.load("last")
     obs = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     policy = logged.policies["last"]
     assert np.array_equal(model.predict(obs), policy.decide(obs).actions)
@@ -102,32 +95,27 @@ def test_arrays_are_predicted_as_the_policy_decides(logged):
     assert set(sampled) == {2, 3, 4, 5, 6}
 
 
-def test_dicts_are_predicted_with_masks_and_memory(logged):
-    model = logged.load(f"models:/{logged.ids['best']}")
-    rng = np.random.default_rng(0)
+def test_dicts_are_predicted_with_masks_and_memory_as_the_signature_says(logged):
+    model = logged.load("best")
+    assert [(each.name, each.type.name, each.shape) for each in model.metadata.signature.inputs.inputs] == [
+        ("obs/action_mask/gear", "int8", (-1, 3)),
+        ("obs/x", "float32", (-1, 4)),
+        ("state/actor_h", "float32", (-1, 8)),
+        ("starts", "bool", (-1,)),
+    ]
+    outputs = [each.name for each in model.metadata.signature.outputs.inputs]
+    assert outputs == ["actions/gear", "actions/steer", "next_state/actor_h"]
+    rng, mask = np.random.default_rng(0), np.eye(3, dtype=np.int8)
     policy, state = logged.policies["best"], None
-    memory = {name: array for name, array in model.input_example.items() if name.startswith("state/")}
-    memory = {name: np.repeat(array, 3, 0) for name, array in memory.items()}
+    memory = {"state/actor_h": np.repeat(model.input_example["state/actor_h"], 3, 0)}
     for step in range(3):
-        x, mask = rng.standard_normal((3, 4)).astype(np.float32), np.int8([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
+        x = rng.standard_normal((3, 4)).astype(np.float32)
         given = {"obs/x": x, "obs/action_mask/gear": mask, "starts": np.full(3, step == 0), **memory}
         found = model.predict(given)
         expected, state = policy.decide({"x": x, "action_mask": {"gear": mask}}, state)
         assert np.array_equal(found["actions/gear"], [0, 1, 2])
         assert np.allclose(found["actions/steer"], expected["steer"], atol=1e-6)
         memory = {name: found[f"next_{name}"] for name in memory}
-
-
-def test_the_signature_says_what_is_taken_and_given(logged):
-    metadata = logged.load(f"models:/{logged.ids['best']}").metadata
-    assert [(each.name, each.type.name, each.shape) for each in metadata.signature.inputs.inputs] == [
-        ("obs/action_mask/gear", "int8", (-1, 3)),
-        ("obs/x", "float32", (-1, 4)),
-        ("state/actor_h", "float32", (-1, 8)),
-        ("starts", "bool", (-1,)),
-    ]
-    outputs = [each.name for each in metadata.signature.outputs.inputs]
-    assert outputs == ["actions/gear", "actions/steer", "next_state/actor_h"]
 
 
 def test_requirements_are_pinned_and_nothing_is_pickled(logged):
@@ -144,7 +132,7 @@ def server(logged):
     import uvicorn
     from mlflow.pyfunc.scoring_server import init
 
-    app = init(logged.load(f"models:/{logged.ids['last']}"))
+    app = init(logged.load("last"))
     made = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()

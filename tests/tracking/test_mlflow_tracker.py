@@ -1,15 +1,14 @@
-import contextlib
 import logging
 import math
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from mlflow import MlflowClient
 
 from rl8x.tracking import MLflowTracker, Tracker
 
@@ -20,10 +19,6 @@ def tracker_of(tmp_path, **options):
 
 def history(client, run_id, name):
     return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
-
-
-def run_script(body, **options):
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, **options)
 
 
 def test_a_whole_run(mlruns, mlflow_client, tmp_path, caplog):
@@ -130,37 +125,6 @@ def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, ml
     assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
 
 
-@pytest.mark.long
-def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
-    process = run_script(
-        """
-        from rl8x.tracking import MLflowTracker
-        tracker = MLflowTracker(experiment_name="both", run_name="one", interval_s=0.0)
-        tracker.start(params={}, tags={})
-        assert tracker.flush(60)
-        print("started", flush=True)
-        for step in range(150):
-            tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
-        print("ok" if tracker.flush(60) else "lost")
-        # no finish(): the end of the script is the end of the run
-        """,
-        cwd=tmp_path,
-    )
-    assert process.stdout.readline() == "started\n"
-    tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
-    tracker.start(params={}, tags={})
-    for step in range(150):
-        tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
-    tracker.finish("FINISHED")
-    assert process.communicate(timeout=120)[0] == "ok\n"
-    runs = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("both").experiment_id])
-    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
-    for run in runs:
-        assert run.info.status == "FINISHED"
-        for name in ("m0", "m9"):
-            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]
-
-
 def test_the_experiment_of_the_environment(mlruns, mlflow_client, tmp_path, monkeypatch):
     tracker, by_id = tracker_of(tmp_path), mlflow_client.create_experiment("by-id")
     for variable, value, name in (("NAME", "by-name", "by-name"), ("ID", by_id, "by-id")):
@@ -191,10 +155,17 @@ def test_a_fork_has_no_part_in_the_run_that_a_tracker_has(mlruns, mlflow_client,
     assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
 
 
-@pytest.mark.parametrize("what", [".", "mlruns", "mlruns/spool", "link"])
-def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, mlruns, mlflow_client, tmp_path):
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (".", {"{here}/plan.txt", "{here}/mlruns/mlflow.db"}),
+        ("link", {"link/plan.txt", "link/mlruns/mlflow.db"}),  # leads to itself
+        ("mlruns/spool", {"spool/notes/note.txt"}),
+    ],
+)
+def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, expected, mlruns, tmp_path):
     (tmp_path / "plan.txt").write_text("plan")
-    (tmp_path / "link").symlink_to(tmp_path)  # leads to itself
+    (tmp_path / "link").symlink_to(tmp_path)
     (mlruns / "spool/notes").mkdir(parents=True)
     (mlruns / "spool/notes/note.txt").write_text("note")
     tracker = tracker_of(tmp_path)
@@ -205,13 +176,8 @@ def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, mlruns, mlf
     tracker.finish("FINISHED")
     logged = mlruns / "artifacts" / tracker.run_id / "artifacts"
     found = {str(path.relative_to(logged)) for path in logged.rglob("*") if path.is_file()}
-    expected = {
-        ".": {f"{tmp_path.name}/plan.txt", f"{tmp_path.name}/mlruns/mlflow.db"},
-        "link": {"link/plan.txt", "link/mlruns/mlflow.db"},
-        "mlruns": {"mlruns/mlflow.db"},
-        "mlruns/spool": {"spool/notes/note.txt"},
-    }[what]
-    assert {path for path in found if not path.endswith(("-wal", "-shm", ".lock"))} == {"first.txt"} | expected
+    expected = {"first.txt"} | {name.format(here=tmp_path.name) for name in expected}
+    assert {path for path in found if not path.endswith(("-wal", "-shm", ".lock"))} == expected
     assert not (mlruns / "spool").joinpath(tracker.spool_folder.name).exists()
 
 
@@ -291,16 +257,8 @@ def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_clien
     done = subprocess.run(command, cwd=folder, env={**os.environ, **locale}, capture_output=True, check=True)
     line, run_id = done.stdout.decode("ascii").splitlines()
     assert line.startswith("run L\\xe4ufer is in sqlite:")
-    with contextlib.closing(sqlite3.connect(folder / "mlruns" / "mlflow.db")) as database:
-        found = [
-            database.execute(f"SELECT {each}").fetchone()
-            for each in (
-                "name, artifact_uri FROM runs",
-                "key, value FROM params",
-                "value FROM tags WHERE key = 'müll'",
-                "key, value FROM metrics",
-            )
-        ]
-    uri = (folder / "mlruns" / "artifacts" / run_id / "artifacts").as_uri()
-    assert found == [("Läufer", uri), ("größe", "ä"), ("ö",), ("höhe", 1.0)]
-    assert (folder / "mlruns" / "artifacts" / run_id / "artifacts" / "öl.txt").read_text("utf-8") == "grüße"
+    run = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").get_run(run_id)
+    kept = folder / "mlruns" / "artifacts" / run_id / "artifacts"
+    assert (run.info.run_name, run.info.artifact_uri) == ("Läufer", kept.as_uri())
+    assert (run.data.params, run.data.tags["müll"], run.data.metrics) == ({"größe": "ä"}, "ö", {"höhe": 1.0})
+    assert (kept / "öl.txt").read_text("utf-8") == "grüße"

@@ -27,6 +27,12 @@ from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, is_aske
 from rl8x.trainers import Trainer
 
 
+def begun(folder, *, repeats=False, name="rows.jsonl", **limits):
+    thinning = Thinning(folder / name, **limits)
+    thinning.begin(repeats=repeats)
+    return thinning
+
+
 def sent_of(thinning, steps, every=None):
     """Send rows of one metric, and of `every` so many steps another; return the steps sent at once and those added."""
     at_once = []
@@ -38,26 +44,22 @@ def sent_of(thinning, steps, every=None):
     return at_once, added
 
 
-@pytest.mark.parametrize("count", [1, 5, 128, 129, 1_000, 2_000, 2_001, 9_999])
+@pytest.mark.parametrize("count", [1, 128, 129, 2_000, 2_001, 9_999])
 def test_points_are_evenly_spread_and_the_last_is_there(tmp_path, count):
-    thinning = Thinning(tmp_path / "rows.jsonl")
-    thinning.begin(repeats=False)
+    thinning = begun(tmp_path)
     at_once, added = sent_of(thinning, range(count))
     together = sorted({*at_once, *added})
     assert len(together) == len(at_once) + len(added) <= 2_000
     assert together[-1] == count - 1
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
-    if count <= 2_000:
-        assert together == list(range(count))
-    else:
-        every = max(after - before for before, after in itertools.pairwise(together))
-        assert set(range(0, count, every)) <= {*together}
-        # with half of that there would be too many
-        assert len({*range(0, count, every // 2), *at_once, count - 1}) > 2_000
+    every = max((after - before for before, after in itertools.pairwise(together)), default=1)
+    assert set(range(0, count, every)) <= {*together}
+    # with half of that there would be too many
+    assert every == 1 or len({*range(0, count, every // 2), *at_once, count - 1}) > 2_000
     thinning.close()
 
 
-def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
+def test_what_is_sent_at_once_stays_far_below_the_limit():
     sent = [place for place in range(1_000_000) if pages.is_sent_at_once(place)]
     assert sent[:128] == list(range(128))
     # 64 in each doubling after that: 12.93 of them
@@ -69,37 +71,30 @@ def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
 @given(count=st.integers(1, 700), kill=st.integers(0, 699), back=st.integers(0, 200), tear=st.booleans())
 def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear):
     folder = tmp_path_factory.mktemp("thin")
-    whole = Thinning(folder / "whole.jsonl")
-    whole.begin(repeats=False)
-    expected, added = sent_of(whole, range(count), 3)
+    expected, added = sent_of(begun(folder, name="whole.jsonl"), range(count), 3)
     kill = min(kill, count - 1)
-    killed = Thinning(folder / "killed.jsonl")
-    killed.begin(repeats=False)
+    killed = begun(folder)
     before, _ = sent_of(killed, range(kill), 3)
     killed.close()
     if tear:
-        with open(folder / "killed.jsonl", "ab") as file:
+        with open(killed.path, "ab") as file:
             file.write(b'{"step": 3, "ti')
-    resumed = Thinning(folder / "killed.jsonl")
-    resumed.begin(repeats=True)
-    again, last = sent_of(resumed, range(max(0, kill - back), count), 3)
+    again, last = sent_of(begun(folder, repeats=True), range(max(0, kill - back), count), 3)
     assert sorted({*before, *again}) == expected
     assert last == added
-    assert (folder / "killed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    assert killed.path.read_bytes() == (folder / "whole.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("had_end", [False, True])
 def test_the_rows_of_the_last_step_stay_where_only_the_end_of_a_run_comes_again(tmp_path, had_end):
-    thinning = Thinning(tmp_path / "rows.jsonl")
-    thinning.begin(repeats=False)
+    thinning = begun(tmp_path)
     for step in range(150):
         thinning.take(step, step, {"x": float(step)})
     thinning.take(149, 149, {"eval/y": 2.0})
     if had_end:
         thinning.take(149, 150, {"final/x": 149.0})
     thinning.close()
-    again = Thinning(tmp_path / "rows.jsonl")
-    again.begin(repeats=True)
+    again = begun(tmp_path, repeats=True)
     assert again.take(149, 160, {"final/x": 149.0}) == {"final/x": 149.0}
     assert [step for step, _, points in again.rest() if "x" in points][-1] == 149
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -108,32 +103,27 @@ def test_the_rows_of_the_last_step_stay_where_only_the_end_of_a_run_comes_again(
 
 
 def test_important_metrics_have_room_though_they_come_late(tmp_path, caplog):
-    thinning = Thinning(tmp_path / "rows.jsonl", max_keys=30)
-    thinning.begin(repeats=False)
+    thinning = begun(tmp_path, max_keys=30)
     with caplog.at_level(logging.WARNING, "rl8x"):
         times = thinning.take(0, 0, {f"profiling/{i}": 0.0 for i in range(10)})
         losses = thinning.take(0, 0, {f"losses/{i}": 0.0 for i in range(20)})
         returns = thinning.take(0, 0, {f"eval/{i}": 0.0 for i in range(20)})
-    assert len(times) == 6
-    assert len(losses) == 12
-    assert len(returns) == 12
+    assert [len(times), len(losses), len(returns)] == [6, 12, 12]
     assert [record.getMessage() for record in caplog.records] == [
         "tracking: the run has more than 30 metrics; 'profiling/6' and others are in its artifact rows.jsonl only"
     ]
     assert len(thinning.take(1, 1, {f"profiling/{i}": 0.0 for i in range(10)})) == 6
-    again = Thinning(tmp_path / "rows.jsonl", max_keys=30)
-    again.begin(repeats=True)
-    assert sorted(again.take(2, 2, {f"eval/{i}": 0.0 for i in range(20)})) == sorted(returns)
+    again = begun(tmp_path, repeats=True, max_keys=30)
+    assert again.take(2, 2, {f"eval/{i}": 0.0 for i in range(20)}) == returns
 
 
 def test_a_full_disk_ends_nothing(tmp_path, caplog):
     """Rows are sent all the same; what the disk did not take is in the file once there is room, at the end too."""
-    thinning = Thinning(tmp_path / "rows.jsonl")
-    thinning.begin(repeats=False)
+    thinning = begun(tmp_path)
     whole = thinning._file
     thinning._file = open("/dev/full", "rb+")  # noqa: SIM115
-    assert thinning.take(0, 0, {"x": 0.0}) == {"x": 0.0}
-    assert thinning.take(1, 1, {"x": 1.0}) == {"x": 1.0}
+    for at in (0, 1):
+        assert thinning.take(at, at, {"x": float(at)}) == {"x": float(at)}
     assert list(thinning.rest()) == []
     thinning.sync()
     thinning.close()
@@ -150,9 +140,8 @@ def test_limits_that_are_too_small_are_refused(tmp_path):
 
 
 def test_a_tracker_sends_what_was_thinned_and_the_file(mlruns, mlflow_client, tmp_path):
-    key = "0123456789abcdef0123456789abcdef"
     thinning = Thinning(tmp_path / "kept" / "rows.jsonl", max_points=1_280)
-    tracker = MLflowTracker(params={"study.seed": 3}, run_key=key, thinning=thinning, interval_s=0.05)
+    tracker = MLflowTracker(params={"study.seed": 3}, thinning=thinning, interval_s=0.05)
     tracker.start(params={"lr": 1}, tags={})
     for step in range(3_000):
         tracker.log_metrics({"x": float(step)}, step)
@@ -163,16 +152,7 @@ def test_a_tracker_sends_what_was_thinned_and_the_file(mlruns, mlflow_client, tm
     assert len(steps) <= 1_280
     assert {*range(0, 3_000, 4), 2_999} <= set(steps)
     assert run.data.metrics["x"] == 2_999
-    artifacts = [each.path for each in mlflow_client.list_artifacts(tracker.run_id)]
-    assert artifacts == ["rows.jsonl"]
-    other = MLflowTracker(run_key=key, interval_s=0.05)
-    other.start(params={}, tags={})  # as another process would, of which the first was killed before its checkpoint
-    other.finish("FINISHED")
-    assert other.run_id == tracker.run_id
-    assert len(mlflow_client.search_runs([run.info.experiment_id])) == 1
-
-
-LINES = {"eval/returns/mean": [[0, 1.0], [100, 5.0], [200, 4.0]], "episodes/returns/mean": [[0, 0.0], [200, 3.0]]}
+    assert [each.path for each in mlflow_client.list_artifacts(tracker.run_id)] == ["rows.jsonl"]
 
 
 def colours(picture, tmp_path):
@@ -180,22 +160,16 @@ def colours(picture, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(picture)
     pixels = np.round(matplotlib.image.imread(path)[..., :3] * 255).astype(int).reshape(-1, 3)
-    found = set()
-    for number, colour in enumerate(LIGHT.colours[:4]):
-        wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-        if (pixels == wanted).all(axis=1).sum() > 100:
-            found.add(number)
-    return found
+    wanted = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in LIGHT.colours[:4]]
+    return {number for number, colour in enumerate(wanted) if (pixels == colour).all(axis=1).sum() > 100}
 
 
-@pytest.mark.parametrize(("names", "found"), [(LINES, {0, 1}), (["eval/returns/mean"], {0})])
-def test_each_metric_is_a_line_of_its_own(tmp_path, names, found):
-    assert (
-        colours(draw_curves({name: LINES[name] for name in names}, "PPO on CartPole", "transitions"), tmp_path) == found
-    )
+def test_each_metric_is_a_line_of_its_own(tmp_path):
+    lines = {"eval/returns/mean": [[0, 1.0], [100, 5.0], [200, 4.0]], "episodes/returns/mean": [[0, 0.0], [200, 3.0]]}
+    assert colours(draw_curves(lines, "PPO on CartPole", "transitions"), tmp_path) == {0, 1}
 
 
-@pytest.mark.parametrize("series", [{}, {"a": [[0, 1.0]]}, {"a": []}, {"a": [[0], [1]]}, {"a": ["x", "y"]}])
+@pytest.mark.parametrize("series", [{}, {"a": [[0, 1.0]]}, {"a": [[0], [1]]}, {"a": ["x", "y"]}])
 def test_what_is_no_line_has_no_picture(series):
     assert draw_curves(series, "", "") is None
 
@@ -222,25 +196,19 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_sample_is_taken_each_interval(clock):
-    sampler = SystemSampler(os.getpid(), 10)
-    taken = []
-    for _ in range(40):
-        clock[0] += 1
-        if sampler.sample():
-            taken.append(clock[0])
-    assert taken == [110, 120, 130, 140]
-
-
-def test_what_is_measured_is_what_the_system_says(clock):
-    sampler = SystemSampler(os.getpid(), 1)
+def test_each_interval_has_a_sample_of_what_the_system_says(clock):
+    sampler, taken = SystemSampler(os.getpid(), 10), {}
     kept = bytearray(200_000_000)
     kept[::4096] = bytes(len(kept[::4096]))
     begin = time.process_time()
     while time.process_time() - begin < 0.05:
         sum(range(1000))
-    clock[0] += 1
-    sample = {name.removeprefix("system/"): value for name, value in sampler.sample().items()}
+    for _ in range(40):
+        clock[0] += 1
+        if measured := sampler.sample():
+            taken[clock[0]] = measured
+    assert [*taken] == [110, 120, 130, 140]
+    sample = {name.removeprefix("system/"): value for name, value in taken[110].items()}
     memory = psutil.virtual_memory()
     assert sample["process_memory_megabytes"] == pytest.approx(psutil.Process().memory_info().rss / 1e6, rel=0.2)
     assert sample["process_memory_megabytes"] > 200
@@ -250,28 +218,21 @@ def test_what_is_measured_is_what_the_system_says(clock):
 
 
 def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
-    def utilization(handle):
-        if handle == 1:
-            raise RuntimeError("not supported")
-        return types.SimpleNamespace(gpu=73)
-
     fake = types.SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(used=20e6, total=80e6),
-        nvmlDeviceGetUtilizationRates=utilization,
+        nvmlDeviceGetUtilizationRates=lambda handle: [types.SimpleNamespace(gpu=73)][handle],  # the second has none
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     sampler = SystemSampler(os.getpid(), 1)
     clock[0] += 1
-    sample = sampler.sample()
-    assert {name: value for name, value in sample.items() if "gpu" in name} == {
-        "system/gpu_0_memory_usage_megabytes": 20.0,
-        "system/gpu_0_memory_usage_percentage": 25.0,
+    of_both = {"memory_usage_megabytes": 20.0, "memory_usage_percentage": 25.0}
+    expected = {f"system/gpu_{index}_{name}": value for index in (0, 1) for name, value in of_both.items()}
+    assert {name: value for name, value in sampler.sample().items() if "gpu" in name} == {
+        **expected,
         "system/gpu_0_utilization_percentage": 73.0,
-        "system/gpu_1_memory_usage_megabytes": 20.0,
-        "system/gpu_1_memory_usage_percentage": 25.0,
     }
 
 

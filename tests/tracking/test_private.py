@@ -3,11 +3,13 @@
 import contextlib
 import shutil
 import sqlite3
+import types
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -18,10 +20,6 @@ from rl8x.tracking.private import add_past_points, empty_tables, merge_log, prep
 from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun, ensure_database
-
-
-def remove_engines(monkeypatch):
-    monkeypatch.setattr(SqlAlchemyStore, "_engine_map", None)
 
 
 def remove_cache(monkeypatch):
@@ -57,16 +55,10 @@ def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
-    remove_engines(monkeypatch)
+    monkeypatch.setattr(SqlAlchemyStore, "_engine_map", None)
     private.forget_engine("sqlite:///x.db", dispose=True)
     private.forget_engine("sqlite:///x.db", dispose=False)
-    remove_cache(monkeypatch)
-    private.forget_artifacts("run")
-
-    class Run:
-        data = object()
-
-    assert private.last_steps(Run) is None
+    assert private.last_steps(types.SimpleNamespace(data=object())) is None
 
 
 def schema(connection):
@@ -92,14 +84,6 @@ def not_synced():
     event.remove(Engine, "connect", connect)
 
 
-@pytest.fixture
-def by_mlflow_alone(tmp_path):
-    with not_synced():
-        SqlAlchemyStore(f"sqlite:///{tmp_path}/alone.db", "mlruns").engine.dispose()
-    with closing(sqlite3.connect(tmp_path / "alone.db")) as connection:
-        yield connection
-
-
 ODD = ["'", "b'o\"th", ":lon", "'; DROP TABLE runs; --", "ba\\ck", "new\nline", "?a#b&c=d", "%41%2F", "a@b:c", "sp ace"]
 
 
@@ -117,10 +101,13 @@ def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [folder]
 
 
-def test_it_is_what_mlflow_alone_would_have_made_in_wal_mode(by_mlflow_alone, tmp_path, monkeypatch):
+def test_it_is_what_mlflow_alone_would_have_made_in_wal_mode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ensure_database(locate())
-    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
+    with not_synced():
+        SqlAlchemyStore(f"sqlite:///{tmp_path}/alone.db", "mlruns").engine.dispose()
+    paths = tmp_path / "mlruns" / "mlflow.db", tmp_path / "alone.db"
+    with closing(sqlite3.connect(paths[0])) as made, closing(sqlite3.connect(paths[1])) as by_mlflow_alone:
         assert len(schema(made)) > 50
         assert schema(made) == schema(by_mlflow_alone)
         mine, alone = contents(made), contents(by_mlflow_alone)
@@ -178,84 +165,76 @@ def test_points_are_left_to_mlflow_where_a_number_or_a_column_of_the_table_is_ou
 
 
 SPEC = NewRun("abc", "e", None, "n", 1234)
+PLACE = "artifacts/{}/artifacts"
 
 
 def connected(root):
-    from mlflow import MlflowClient
-
+    """The store of a folder, and what of a run's artifacts MLflow's client finds there."""
     uri = f"sqlite:///{root}/mlflow.db"
-    return MLflowStore(locate(uri)), MlflowClient(uri)
+    client = MlflowClient(uri)
+
+    def files(run_id):
+        folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+        names = [item.path for item in client.list_artifacts(run_id)]
+        return folder, {name: (folder / name).read_text() for name in names}
+
+    return MLflowStore(locate(uri)), files
 
 
-def connected_with_run(root):
-    """The store, MLflow's client, and a run there that has an artifact."""
-    store, client = connected(root)
+def run_in(store):
+    """Make a run that has an artifact."""
     run_id = store.create_run(SPEC)
     store.log_text(run_id, "1", "old.txt")
-    return store, client, run_id
-
-
-def files(client, run_id):
-    """The artifacts in the folder that MLflow has for a run."""
-    folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
-    return folder, {path.name: path.read_text() for path in folder.iterdir()}
+    return run_id
 
 
 @pytest.mark.parametrize("name", ["mlruns", "results"])
 def test_of_a_moved_store_lie_beside_it_the_earlier_ones_too(name, mlruns, tmp_path):
-    *_, run_id = connected_with_run(mlruns)
-    (tmp_path / "new").mkdir()
-    mlruns.rename(tmp_path / "new" / name)
-    store, client = connected(tmp_path / "new" / name)
-    store.log_text(run_id, "2", "new.txt")
-    folder = tmp_path / "new" / name / "artifacts" / run_id / "artifacts"
-    assert files(client, run_id) == (folder, {"old.txt": "1", "new.txt": "2"})
-    assert {item.path for item in client.list_artifacts(run_id)} == {"old.txt", "new.txt"}
+    run_id, new = run_in(connected(mlruns)[0]), tmp_path / "new" / name
+    new.parent.mkdir()
+    mlruns.rename(new)
+    store, files = connected(new)
     (tmp_path / "file.txt").write_text("3")
+    store.log_text(run_id, "2", "new.txt")
     store.log_artifact(run_id, tmp_path / "file.txt", None)
-    assert (folder / "file.txt").read_text() == "3"
+    assert files(run_id) == (new / PLACE.format(run_id), {"old.txt": "1", "new.txt": "2", "file.txt": "3"})
     later = store.create_run(SPEC._replace(spool_id="later"))
     store.log_text(later, "4", "new.txt")
-    assert (tmp_path / "new" / name / "artifacts" / later / "artifacts/new.txt").read_text() == "4"
+    assert files(later) == (new / PLACE.format(later), {"new.txt": "4"})
     assert not mlruns.exists()
 
 
 def test_of_a_copied_store_do_not_go_to_the_original(mlruns, tmp_path):
-    store, client, run_id = connected_with_run(mlruns)
+    store, files = connected(mlruns)
+    run_id = run_in(store)
     shutil.copytree(mlruns, tmp_path / "copy/mlruns")
     copy, copied = connected(tmp_path / "copy/mlruns")
     copy.log_text(run_id, "2", "new.txt")
-    place = Path("artifacts", run_id, "artifacts")
-    assert files(copied, run_id) == (tmp_path / "copy/mlruns" / place, {"old.txt": "1", "new.txt": "2"})
+    assert copied(run_id) == (tmp_path / "copy/mlruns" / PLACE.format(run_id), {"old.txt": "1", "new.txt": "2"})
     store.log_text(run_id, "3", "third.txt")
     copy.log_text(run_id, "4", "fourth.txt")
-    assert files(client, run_id) == (mlruns / place, {"old.txt": "1", "third.txt": "3"})
+    assert files(run_id) == (mlruns / PLACE.format(run_id), {"old.txt": "1", "third.txt": "3"})
 
 
 def test_of_a_database_that_left_its_folder_stay_there(mlruns, tmp_path):
-    *_, run_id = connected_with_run(mlruns)
+    run_id = run_in(connected(mlruns)[0])
     (tmp_path / "alone").mkdir()
     merge_log(mlruns / "mlflow.db")
     (mlruns / "mlflow.db").rename(tmp_path / "alone/mlflow.db")
-    store, client = connected(tmp_path / "alone")
+    store, files = connected(tmp_path / "alone")
     store.log_text(run_id, "2", "new.txt")
-    assert files(client, run_id) == (mlruns / "artifacts" / run_id / "artifacts", {"old.txt": "1", "new.txt": "2"})
+    assert files(run_id) == (mlruns / PLACE.format(run_id), {"old.txt": "1", "new.txt": "2"})
 
 
 def test_a_folder_that_is_gone_is_not_made_anew(mlruns, tmp_path):
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{mlruns}/mlflow.db")
     gone = tmp_path / "project/data/artifacts"
     gone.mkdir(parents=True)
-    client.create_experiment("e", artifact_location=gone.as_uri())
-    *_, run_id = connected_with_run(mlruns)
+    MlflowClient(f"sqlite:///{mlruns}/mlflow.db").create_experiment("e", artifact_location=gone.as_uri())
+    run_id = run_in(connected(mlruns)[0])
     (tmp_path / "project").rename(tmp_path / "moved")
     store, _ = connected(mlruns)
-    (tmp_path / "file.txt").write_text("3")
-    with pytest.raises(StoreDownError, match=f"the folder of the run's artifacts, {gone}/{run_id}/.*, is not there"):
-        store.log_text(run_id, "2", "new.txt")
-    with pytest.raises(StoreDownError, match="is not there"):
-        store.log_artifact(run_id, tmp_path / "file.txt", None)
+    for call in (store.log_text, store.log_artifact):
+        with pytest.raises(StoreDownError, match=f"folder of the run's artifacts, {gone}/{run_id}/.*, is not there"):
+            call(run_id, tmp_path / "moved", "2")
     store.check_run(run_id)
     assert not (tmp_path / "project").exists()

@@ -76,17 +76,13 @@ def test_a_run_that_goes_on_has_the_names_it_had():
     assert [after.add(name) for name in ("x<0", "y(", "x>0", "x_0")] == first[3::-1]
 
 
-def test_metric_values():
+def test_metric_values_and_steps():
     given = [3, True, torch.tensor(1.5), np.float32(0.5), math.nan, -math.inf]
     assert str([metric_value("x", value) for value in given]) == "[3.0, 1.0, 1.5, 0.5, nan, -inf]"
     for bad in (None, "high", torch.zeros(2), [1.0], 10**400):
         with pytest.raises(TypeError, match="'loss' must be one number"):
             metric_value("loss", bad)
-
-
-def test_metric_steps():
-    assert metric_step(np.int64(7)) == 7
-    assert metric_step(torch.tensor(7)) == 7
+    assert metric_step(np.int64(7)) == metric_step(torch.tensor(7)) == 7
     with pytest.raises(TypeError, match=r"integer; got float 1\.5"):
         metric_step(1.5)
     with pytest.raises(ValueError, match="64 bits"):
@@ -108,38 +104,24 @@ def test_utf8_that_an_ascii_locale_left_unread_is_read():
     assert readable("\ud800 ü") == "\\ud800 ü"
 
 
-def test_keeps_all(tmp_path):
+def test_keeps_all_and_is_returned_from_another_process(tmp_path):
+    assert isinstance(NullTracker(), Tracker)
     tracker = MemoryTracker()
     tracker.start(params={"lr": 0.1}, tags={"task": "x"})
     tracker.log_metrics({"a": 1, "b": 2.5}, 10)
-    tracker.log_metrics({"a": 3}, 20)
     tracker.log_params({"gamma": 0.9})
     tracker.set_tags({"stop": "done"})
     (tmp_path / "file.txt").write_text("x")
     tracker.log_artifact(tmp_path / "file.txt", "folder")
     tracker.log_text("hello", "note.txt")
-    assert isinstance(NullTracker(), Tracker)
     assert tracker.flush()
-    assert tracker.status == "RUNNING"
-    tracker.finish("FINISHED")
-    assert tracker.rows == [(10, {"a": 1.0, "b": 2.5}), (20, {"a": 3.0})]
-    assert tracker.history("a") == [(10, 1.0), (20, 3.0)]
-    assert tracker.params == {"lr": 0.1, "gamma": 0.9}
-    assert tracker.tags == {"task": "x", "stop": "done"}
-    assert tracker.artifacts == ["folder/file.txt", "note.txt"]
-    assert tracker.texts == {"note.txt": "hello"}
-    assert tracker.status == "FINISHED"
-    with pytest.raises(RuntimeError, match="start"):
-        tracker.log_metrics({"a": 1.0}, 1)
-    before = tracker.run_id
-    tracker.start(params={}, tags={})
-    assert (tracker.rows, tracker.run_id == before) == ([], False)
-
-
-def test_a_memory_tracker_is_returned_from_another_process():
-    tracker = MemoryTracker()
-    tracker.start(params={"a": 1}, tags={})
-    tracker.log_metrics({"a": 1.0}, 1)
     again = pickle.loads(pickle.dumps(tracker))
-    again.log_metrics({"a": 2.0}, 2)
-    assert (again.history("a"), tracker.history("a")) == ([(1, 1.0), (2, 2.0)], [(1, 1.0)])
+    again.log_metrics({"a": 3}, 20)
+    assert (tracker.rows, tracker.status) == ([(10, {"a": 1.0, "b": 2.5})], "RUNNING")
+    assert (again.rows, again.history("a")) == ([(10, {"a": 1.0, "b": 2.5}), (20, {"a": 3.0})], [(10, 1.0), (20, 3.0)])
+    assert (again.params, again.tags) == ({"lr": 0.1, "gamma": 0.9}, {"task": "x", "stop": "done"})
+    assert (again.artifacts, again.texts) == (["folder/file.txt", "note.txt"], {"note.txt": "hello"})
+    again.finish("FINISHED")
+    assert again.status == "FINISHED"
+    again.start(params={}, tags={})
+    assert (again.rows, again.run_id == tracker.run_id) == ([], False)

@@ -1,11 +1,13 @@
 import json
 import logging
+import re
 import sys
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
 
 from rl8x.tracking import secrets
 from rl8x.tracking.secrets import find_hidden, hide, hide_in_data, hide_in_uris, hide_in_words, is_hidden, learn
@@ -67,14 +69,12 @@ def test_a_text_without_secrets_stays_as_it_is(text, number):
         "http://127.0.0.1:5000/#/experiments/1/runs?compareRunsMode=CHART&viewStateShareKey=rl8x",
         "http://host:5000/Users/me@company.com",
         "https://host/Users/me@company.com mail: me@company.com",
-        "postgresql://me@host:5432/db",
         "sqlite:////tmp/a:b@c/mlflow.db",
         "http://[::1]:5000/a@b",
         "s3://bucket/key?max_tokens=100",
         "a=1&b=2 token = 3",
-        "ssh://git@github.com/owner/repository",
         "git+ssh://git@github.com/owner/repository",
-        "postgresql+psycopg2://me@host/db",
+        "postgresql+psycopg2://me@host:5432/db",
         "abfss://container@account.dfs.core.windows.net/runs",
         "git@github.com:owner/repository",
     ],
@@ -84,42 +84,35 @@ def test_what_is_no_secret(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "hidden"),
+    "text",  # with the secret in < and >
     [
-        ("http://:pw@host", "http://:***@host"),
-        ("mysql://me@azure:pw@host/db", "mysql://me@azure:***@host/db"),
-        (
-            "postgresql://host/db?user=me&password=p%40w&sslmode=on",
-            "postgresql://host/db?user=me&password=***&sslmode=on",
-        ),
-        (
-            "Max retries exceeded with url: /api?access_token=abc.def",
-            "Max retries exceeded with url: /api?access_token=***",
-        ),
-        ("mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3Dabc", "mssql+pyodbc:///?odbc_connect=***"),
-        ("https://ghp_0123456789abcdefghij@github.com/me/it", "https://***@github.com/me/it"),
-        ("https://x@host", "https://***@host"),
-        ("https://abc123@host:5000/a?b=c", "https://***@host:5000/a?b=c"),
-        ("git+https://abc123@github.com/me/it.git@main", "git+https://***@github.com/me/it.git@main"),
-        ("'HTTPS://a%40b%2Fc@host'", "'HTTPS://***@host'"),
-        ("https://t@k@host", "https://***@host"),
-        ("wss://abc@host (refused)", "wss://***@host (refused)"),
-        ("plugin://abc@host", "plugin://***@host"),
-        ("https://abc123:@github.com/me/it", "https://***:@github.com/me/it"),
-        ("https://abc123:x-oauth-basic@github.com/me/it", "https://***:***@github.com/me/it"),
-        ("https://oauth2:abc123@gitlab.com/me/it", "https://oauth2:***@gitlab.com/me/it"),
-        ("jdbc:sqlserver://host;user=me;pwd=abc;a=b", "jdbc:sqlserver://host;user=me;pwd=***"),
+        "http://:<pw>@host",
+        "mysql://me@azure:<pw>@host/db",
+        "postgresql://host/db?user=me&password=<p%40w>&sslmode=on",
+        "Max retries exceeded with url: /api?access_token=<abc.def>",
+        "mssql+pyodbc:///?odbc_connect=<DRIVER%3Dx%3BPWD%3Dabc>",
+        "https://<ghp_0123456789abcdefghij>@github.com/me/it",
+        "https://<x>@host",
+        "https://<abc123>@host:5000/a?b=c",
+        "git+https://<abc123>@github.com/me/it.git@main",
+        "'HTTPS://<a%40b%2Fc>@host'",
+        "https://<t@k>@host",
+        "wss://<abc>@host (refused)",
+        "plugin://<abc>@host",
+        "https://<abc123>:@github.com/me/it",
+        "https://<abc123>:<x-oauth-basic>@github.com/me/it",
+        "https://oauth2:<abc123>@gitlab.com/me/it",
+        "jdbc:sqlserver://host;user=me;pwd=<abc;a=b>",
     ],
 )
-def test_where_secrets_stand_in_uris(text, hidden):
-    assert hide(text) == hide_in_uris(text) == hidden
+def test_where_secrets_stand_in_uris(text):
+    given, hidden = re.sub("[<>]", "", text), re.sub("<.*?>", "***", text)
+    assert hide(given) == hide_in_uris(given) == hidden
     assert is_hidden(hidden)
-    assert not is_hidden(text)
+    assert not is_hidden(given)
 
 
 def test_sqlalchemy_and_rl8x_mean_the_same_password():
-    from sqlalchemy.engine import make_url
-
     for uri in ("postgresql://u:12/34@h/db", "mysql+pymysql://u:a?b#c@h:1/db", "postgresql://h:1/db?x=a@b"):
         password = make_url(uri).password
         assert hide(uri) == uri.replace(quote(str(password), safe="/?#="), "***")
@@ -136,9 +129,6 @@ def test_the_environments_secrets(monkeypatch, name):
     assert hide_in_data({"env": ["h/u@nter2", "x-h%2Fu%40nter2", ("h%2fu%40nter2", 1)]}) == {
         "env": ["***", "x-***", ("***", 1)]
     }
-
-
-def test_a_uri_in_the_environment(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:p%2Fw%401234@host/db")
     assert hide("FATAL: p/w@1234") == "FATAL: ***"
 

@@ -79,16 +79,11 @@ def test_a_lost_answer_makes_no_second_run_and_no_second_row(journal, store):
 
 def test_a_run_that_appears_late_is_deleted(journal, store, monkeypatch):
     """The create request timed out, the search found nothing, and then the first one arrived after all."""
-    sender = Sender(journal, store, fresh=True)
-    create = store.create_run
-
-    def late(*about):
-        monkeypatch.setattr(store, "create_run", lambda *about: (create(*about), create(*about))[1])
-        raise StoreDownError("timeout")
-
-    monkeypatch.setattr(store, "create_run", late)
+    sender, create = Sender(journal, store, fresh=True), store.create_run
+    monkeypatch.setattr(store, "create_run", lambda *about: raises(StoreDownError("timeout")))
     with pytest.raises(StoreDownError):
         sender.send_some()
+    monkeypatch.setattr(store, "create_run", lambda *about: (create(*about), create(*about))[1])
     sender.send_some()
     assert list(store.runs) == [journal.ack.run_id]
 
@@ -100,34 +95,26 @@ def test_the_tag_of_a_changed_param_has_its_present_value(journal, store):
         assert store.run["tags"] == (now and {"rl8x.param_change.lr": now})
 
 
-def test_artifacts_are_copies_of_that_moment(journal, store, tmp_path):
-    source = tmp_path / "policy.txt"
-    for text, to in (("first", "policies"), ("second", "later")):
+def test_artifacts_are_copies_of_that_moment_and_hold_up_no_row_where_their_store_fails(journal, store, tmp_path):
+    source, copies = tmp_path / "policy.txt", journal.folder / "files"
+    for text, to in (("first", "policies"), ("second", None)):
         source.write_text(text)
-        journal.append({**artifact(keep(journal.folder, source)), "to": to})
+        journal.append({**artifact(keep(journal.folder, source)), "to": to}, row(1))
     source.write_text("third")
-    send(journal, store)
-    assert store.run["files"] == {"policies/policy.txt": "first", "later/policy.txt": "second"}
-    assert list((journal.folder / "files").iterdir()) == []
-
-
-def test_an_artifact_store_that_fails_does_not_hold_up_rows(journal, store, tmp_path):
-    (tmp_path / "policy.txt").write_text("weights")
-    journal.append(artifact(keep(journal.folder, tmp_path / "policy.txt")), row(1))
     store.artifacts_down = True
     sender = Sender(journal, store)
     for _ in range(2):
         with pytest.raises(StoreDownError):
             sender.send_some()
-    sender.send_some()
+    sender.send_all()
     assert values(store.run, "a") == [(1, 1.0)]
-    assert [path.read_text() for path in journal.folder.glob("files/*/policy.txt")] == ["weights"]
+    assert len([*copies.glob("*/policy.txt")]) == 2
     assert "no credentials" in (journal.folder / "rejected.jsonl").read_text()
     store.artifacts_down = False
     sender.send_all()
-    assert store.run["files"] == {"policy.txt": "weights"}
+    assert store.run["files"] == {"policies/policy.txt": "first", "policy.txt": "second"}
     assert not journal.rejected
-    assert list((journal.folder / "files").iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
 def test_resumed_rows_are_not_doubled(journal, store):
@@ -158,7 +145,7 @@ def test_what_the_store_had_at_a_resume_is_known_after_an_outage_on_a_full_disk_
     assert values(store.run, "a") == [(4, 4.0), (5, 5.0), (5, 5.0)]
 
 
-def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch):
+def test_a_name_that_cannot_be_read_or_is_very_long_holds_nothing_up(journal, store, monkeypatch):
     asked = []
     monkeypatch.setattr(store, "run_name", lambda run_id: asked.append(run_id) or raises(StoreDownError("not allowed")))
     sender = Sender(journal, store)
@@ -166,11 +153,8 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(journal, store, monkeypatch
         journal.append(row(step))
         sender.send_some()
     assert (len(store.run["points"]), len(asked), journal.ack.run_name) == (5, 3, None)
-
-
-def test_of_a_run_with_a_very_long_name_it_is_known_what_has_arrived(journal, store, monkeypatch):
     monkeypatch.setattr(store, "run_name", lambda run_id: ("long " * 800, True))
-    send(journal, store, row(0), finish("FINISHED", 5))
+    send(journal, store, finish("FINISHED", 5))
     assert read_ack(journal.folder).finished
 
 
@@ -195,24 +179,21 @@ def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the
 
 
 @pytest.mark.parametrize(
-    ("name", "is_free", "is_default", "called"),
+    ("name", "is_free", "is_default", "word"),
     [
         ("my run", True, True, "'my run'"),
-        ("my run", False, True, "'/a b/1'"),
-        ("my run", True, False, "'/a b/1'"),
-        ("-n", True, True, "'/a b/1'"),
-        (".", True, True, "'/a b/1'"),
-        ("a\nb", True, True, "'/a b/1'"),
-        ("n" * 251, True, True, "'/a b/1'"),
+        ("my run", False, True, None),
+        ("my run", True, False, None),
+        *[(odd, True, True, None) for odd in ("-n", ".", "a\nb", "")],
     ],
 )
 def test_commands_of_a_description_have_the_runs_name_where_that_finds_it(
-    journal, store, monkeypatch, name, is_free, is_default, called
+    journal, store, monkeypatch, name, is_free, is_default, word
 ):
-    text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
     monkeypatch.setattr(store, "run_name", lambda run_id: (name, is_free))
+    text = "`rl8x resume '/a b/1' --max-steps N` `Trainer.resume('/a b/1')`"
     send(journal, store, {"op": "describe", "text": text, "folder": "'/a b/1'"}, is_default=is_default)
-    described = f"`rl8x resume {called} --max-steps N` `Trainer.resume('/a b/1')`"
+    described = text if word is None else text.replace("resume '/a b/1'", f"resume {word}")
     assert store.run["tags"]["mlflow.note.content"] == described
 
 

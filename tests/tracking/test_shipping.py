@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -108,26 +107,20 @@ def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
         store.down, tried = True, store.calls.count("log_points")
         run.append(row(2 * outage + 1))
         wait_for(lambda tried=tried: store.calls.count("log_points") >= tried + 3)
-        wait_for(lambda outage=outage: len(messages(caplog, logging.WARNING)) == outage + 1)
         run.append(row(2 * outage + 2))
         store.down = False
         assert drain(run)
         wait_for(lambda outage=outage: len(messages(caplog, logging.INFO)) == outage + 1)
     assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
     warnings = messages(caplog, logging.WARNING)
+    assert len(warnings) == 2
     assert "the store does not take rows (no answer); training goes on" in warnings[0]
     assert messages(caplog, logging.INFO) == ["tracking: the store takes rows again; what waited is being sent"] * 2
 
 
 def test_an_outage_that_several_threads_hear_of_at_once_is_told_once(make, monkeypatch):
-    run, told = make(row(0)), []
-    assert drain(run)
-
-    def slowly(*said):
-        told.append(said)
-        time.sleep(0.2)
-
-    monkeypatch.setattr(shipping._log, "warning", slowly)
+    run, told = make(row(0), arrives=True), []
+    monkeypatch.setattr(shipping._log, "warning", lambda *said: told.append(said) or time.sleep(0.2))
     monkeypatch.setattr(shipping, "SILENT_S", 0)
     with ThreadPoolExecutor(2) as threads:
         assert [*threads.map(lambda _: run._hear(), range(2))] == [None, None]
@@ -136,18 +129,8 @@ def test_an_outage_that_several_threads_hear_of_at_once_is_told_once(make, monke
 
 
 def test_a_run_that_was_collected_is_told_once_though_python_ends_meanwhile(make, store, caplog, monkeypatch):
-    class Owner:
-        pass
-
-    owner, begun = Owner(), threading.Event()
-    warn = OpenRun._warn_of_rest
-
-    def slowly(run):
-        begun.set()
-        time.sleep(0.5)
-        warn(run)
-
-    monkeypatch.setattr(OpenRun, "_warn_of_rest", slowly)
+    owner, begun, warn = Location("collected"), threading.Event(), OpenRun._warn_of_rest
+    monkeypatch.setattr(OpenRun, "_warn_of_rest", lambda run: (begun.set(), time.sleep(0.5), warn(run)))
     store.down = True
     run = make(row(0), owner=owner)
     del owner
@@ -160,36 +143,26 @@ def test_a_run_that_was_collected_is_told_once_though_python_ends_meanwhile(make
     assert run not in shipping._open
 
 
-def test_a_store_that_is_away_from_the_start_is_told_at_the_end(make, store, caplog):
-    store.down = True
-    run = make(row(0))
-    assert not drain(run, 0.1)
-    run.end("FINISHED", 2)
-    run.finish()
-    assert store.runs == {}
-    assert (run.outage, run.journal.unsent().num_rows) == ("no answer", 1)
-    assert "not all of the run has reached the store (no answer); it is in" in messages(caplog, logging.WARNING)[1]
-    store.down = False  # while this process lives, it is sent all the same
-    wait_for(lambda: not run.journal.folder.exists())
-    assert (values(store.run, "a"), store.run["status"]) == ([(0, 0.0)], "FINISHED")
-
-
-def test_a_hanging_store_holds_nobody_up(make, store, caplog):
-    store.hang = threading.Event()
+@pytest.mark.parametrize(("is_down", "why"), [(True, "no answer"), (False, "it took longer than 0.2 s")])
+def test_a_store_that_is_away_or_hangs_holds_nobody_up_and_gets_the_rest_later(is_down, why, make, store, caplog):
+    store.down, store.hang = is_down, None if is_down else threading.Event()
     run = make(finish_timeout_s=0.2)
     with mock.patch.object(shipping, "FIRST_CONTACT_S", 0.0):
         assert store.entered.wait(5)
         for step in range(500):
             run.append(row(step))
+        assert not drain(run, 0.1)
         begin = time.monotonic()
         run.end("FINISHED", 2)
         run.finish()
         assert time.monotonic() - begin < 5
-    assert run.journal.unsent().num_rows == 500
-    assert "not all of the run has reached the store (it took longer than 0.2 s); it is in" in caplog.text
-    store.hang.set()
+    assert (store.runs, run.outage, run.journal.unsent().num_rows) == ({}, why, 500)
+    assert f"not all of the run has reached the store ({why}); it is in" in messages(caplog, logging.WARNING)[-1]
+    if store.hang is not None:
+        store.hang.set()
+    store.down = False  # while this process lives, it is sent all the same
     wait_for(lambda: not run.journal.folder.exists())
-    assert len(values(store.run, "a")) == 500
+    assert (len(values(store.run, "a")), store.run["status"]) == (500, "FINISHED")
 
 
 def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(make, store, monkeypatch):
@@ -346,31 +319,11 @@ def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlru
 @pytest.mark.long
 @pytest.mark.store_process
 @pytest.mark.usefixtures("forks")
-def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, monkeypatch, caplog):
-    tracker, process = started()
-    os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(shipping, "SILENT_S", 2)  # only now: on a busy machine it may be as silent while it starts
-    tracker.log_metrics({"a": 2.0}, 2)
-    tracker.finish("FINISHED")
-    reason = f"the process that talks to MLflow (process ID {process.pid}) does not answer: is it stopped?"
-    began, ended = messages(caplog, logging.WARNING)
-    assert f"does not take rows ({reason})" in began
-    assert f"({reason}); it is in {tracker.spool_folder}, and `rl8x sync` sends it" in ended
-    assert reason in tracker.whereabouts().lines()[0]
-    wait_for(lambda: not alive(process.pid))
-    assert sync().num_sent == 1
-    assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0)]
-    assert mlflow().get_run(tracker.run_id).info.status == "FINISHED"
-
-
-@pytest.mark.long
-@pytest.mark.store_process
-@pytest.mark.usefixtures("forks")
 def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_it_does_not(mlruns, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(shipping, "SILENT_S", 2)
-    monkeypatch.setattr(shipping, "KILL_S", 4)
     tracker, process = started()
+    monkeypatch.setattr(shipping, "SILENT_S", 2)  # only now: on a busy machine it may be as silent while it starts
+    monkeypatch.setattr(shipping, "KILL_S", 4)
     os.kill(process.pid, signal.SIGSTOP)
     tracker.log_text("x" * 200_000, "long.txt")
     wait_for(lambda: messages(caplog, logging.WARNING))
@@ -378,12 +331,21 @@ def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_i
     wait_for(lambda: "takes rows again" in caplog.text)
     assert shipping._shared.popen is process
     os.kill(process.pid, signal.SIGSTOP)
-    tracker.log_metrics({"a": 2.0}, 2)
     wait_for(lambda: shipping._shared.popen is not process)
     assert process.wait() == -signal.SIGKILL
+    tracker.log_metrics({"a": 2.0}, 2)
     assert tracker.flush(60)
+    again = shipping._shared.popen
+    os.kill(again.pid, signal.SIGSTOP)
+    tracker.log_metrics({"a": 3.0}, 3)
     tracker.finish("FINISHED")
-    assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0)]
+    reason = f"the process that talks to MLflow (process ID {again.pid}) does not answer: is it stopped?"
+    for text in (messages(caplog, logging.WARNING)[-1], tracker.whereabouts().lines()[0]):
+        assert reason in text
+    assert f"; it is in {tracker.spool_folder}, and `rl8x sync` sends it" in caplog.text
+    wait_for(lambda: not alive(again.pid))
+    assert sync().num_sent == 1
+    assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
 @pytest.mark.store_process
@@ -438,28 +400,26 @@ def test_one_that_cannot_be_started_is_an_outage(mlruns, monkeypatch, caplog, tm
 
 
 KILLED = """
-    import os, sys, time
-    from rl8x.tracking import MLflowTracker, shipping
-    tracker = MLflowTracker(interval_s=0.05, finish_timeout_s=120.0)
-    tracker.start(params={}, tags={})
-    tracker.log_metrics({"a": 1.0}, 1)
-    assert tracker.flush(240)
-    print("mlflow" in sys.modules, shipping._shared.popen.pid, tracker.run_id, flush=True)
-    if (forked := os.fork()) > 0:  # the child is there longer, and has neither pipe nor lock nor journal
-        print(forked, flush=True)
-        tracker.log_metrics({"a": 2.0}, 2)
-    time.sleep(240)
+import os, time
+from rl8x.tracking import MLflowTracker, shipping
+tracker = MLflowTracker(interval_s=0.05, finish_timeout_s=120.0)
+tracker.start(params={}, tags={})
+tracker.log_metrics({"a": 1.0}, 1)
+assert tracker.flush(240)
+print(shipping._shared.popen.pid, tracker.run_id, flush=True)
+if (forked := os.fork()) > 0:  # the child is there longer, and has neither pipe nor lock nor journal
+    print(forked, flush=True)
+    tracker.log_metrics({"a": 2.0}, 2)
+time.sleep(240)
 """
 
 
 @pytest.mark.store_process
-def test_of_a_run_that_is_killed_the_shipper_sends_the_rest_and_ends(mlruns, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(KILLED)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    imported, pid, run_id = process.stdout.readline().split()
+@pytest.mark.usefixtures("forks")
+def test_of_a_run_that_is_killed_the_shipper_sends_the_rest_and_ends(mlruns):
+    process = ForkedPython([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    pid, run_id = process.stdout.readline().split()
     forked = int(process.stdout.readline())
-    assert imported == "False"
     assert alive(pid)
     process.kill()
     process.wait()

@@ -1,4 +1,5 @@
 import shutil
+from unittest import mock
 
 import pytest
 from tests.faults.journals import odd_journals
@@ -18,12 +19,9 @@ def sent(folder, store):
     return sync(folder, connect=lambda location: store, allow=lambda location: True)
 
 
-def test_nothing_to_send(tmp_path, monkeypatch):
+def test_all_spools_are_sent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(sync()) == "nothing to send"
-
-
-def test_all_spools_are_sent(tmp_path):
     left_over(tmp_path, "one", 3)
     left_over(tmp_path, "two", 2, finish("FAILED"))
     store = FakeStore()
@@ -43,8 +41,7 @@ def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     with FolderLock(tmp_path / "one"):
         busy = sync(tmp_path)
         assert (busy.num_busy, busy.num_sent) == (1, 0)
-        assert "in use by this process" in busy.spools[0].message
-        assert str(busy).startswith(f"busy {busy.spools[0].folder.name}: the journal")
+        assert str(busy).startswith(f"busy one: the journal {tmp_path}/one is in use by this process")
     report = sync(tmp_path)
     assert (report.num_failed, report.num_sent) == (0, 1)
     assert "nothing was logged" in str(report)
@@ -94,10 +91,9 @@ def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_tw
     journal, store = running(tmp_path / "spool")
     journal.append(tags(new="1", known="old"), {"op": "describe", "text": "running"})
     journal.close()  # killed; where it is resumed this spool is not found
-    run_id = next(iter(store.runs))
-    store.log_points(run_id, [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
-    store.set_tags(run_id, {"known": "new"})
-    store.set_status(run_id, "FINISHED", 5000)
+    store.log_points("run0", [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
+    store.set_tags("run0", {"known": "new"})
+    store.set_status("run0", "FINISHED", 5000)
     assert sent(tmp_path / "spool", store).num_sent == 1
     assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 5000)
     assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
@@ -109,15 +105,14 @@ def test_a_resume_counts_only_where_the_run_did_not_end_after_it(resumed_at, sta
     journal, store = running(tmp_path / "spool")
     journal.append(resume(resumed_at))
     journal.close()
-    store.set_status(next(iter(store.runs)), "FINISHED", 5000)
+    store.set_status("run0", "FINISHED", 5000)
     assert sent(tmp_path / "spool", store).num_sent == 1
     assert store.run["status"] == status
 
 
 def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
     store = FakeStore()
-    run_id = store.create_run(NewRun("one", "e", None, None, 1), {})
-    store.set_tags(run_id, {"rl8x.status": "FINISHED"})
+    run_id = store.create_run(NewRun("one", "e", None, None, 1), {"rl8x.status": "FINISHED"})
     left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
     sent(tmp_path, store)
     assert (store.run["tags"]["rl8x.status"], store.run["status"]) == ("FINISHED", "RUNNING")
@@ -148,11 +143,7 @@ def test_what_was_refused_is_counted_and_tried_again_and_is_there_once_where_a_r
 @pytest.mark.parametrize("error", [StoreRefusedError("no"), RuntimeError("ours")])
 def test_a_store_that_cannot_be_made_is_no_traceback(tmp_path, error):
     left_over(tmp_path, "one", 3)
-
-    def connect(location):
-        raise error
-
-    report = sync(tmp_path, connect=connect, allow=lambda location: True)
+    report = sync(tmp_path, connect=mock.Mock(side_effect=error), allow=lambda location: True)
     assert report.num_failed == 1
     assert str(error) in str(report)
 

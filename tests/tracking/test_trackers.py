@@ -16,16 +16,15 @@ def kept(request, mlruns, mlflow_client, tmp_path):
     (tmp_path / "checkpoints").mkdir()  # the journal of a run that has some stays
     options = {"interval_s": 0.05, "tags": {"rl8x.checkpoints": str(tmp_path / "checkpoints")}}
 
-    def run():
+    def info():
         [found] = mlflow_client.search_runs([each.experiment_id for each in mlflow_client.search_experiments()])
         return found.info
 
-    def history(name):
-        points = mlflow_client.get_metric_history(run().run_id, name)
-        return sorted((point.step, point.value) for point in points)
-
-    end = lambda: (run().status, run().end_time)  # noqa: E731
-    return SimpleNamespace(tracker=lambda: MLflowTracker(**options), history=history, end=end)
+    return SimpleNamespace(
+        tracker=lambda: MLflowTracker(**options),
+        history=lambda name: sorted((p.step, p.value) for p in mlflow_client.get_metric_history(info().run_id, name)),
+        end=lambda: (info().status, info().end_time),
+    )
 
 
 def test_what_is_refused_leaves_the_run_alone(kept, tmp_path):

@@ -12,6 +12,7 @@ import sys
 import time
 import webbrowser
 import zlib
+from unittest import mock
 
 import psutil
 import pytest
@@ -96,24 +97,9 @@ def test_without_runs_the_link_leads_to_the_experiments(mlruns):
 
 def test_who_may_only_look_gets_a_link_without_the_view(run_in, monkeypatch):
     number = run_in("one", 1000)
-
-    def refuse(*_):
-        raise StoreDownError("PERMISSION_DENIED")
-
-    monkeypatch.setattr(MLflowStore, "set_experiment_tag", refuse)
+    refused = mock.Mock(side_effect=StoreDownError("PERMISSION_DENIED"))
+    monkeypatch.setattr(MLflowStore, "set_experiment_tag", refused)
     assert link()[0].endswith(f"/{number}/runs?workflowType=machine_learning&compareRunsMode=CHART")
-
-
-def test_the_list_of_runs_shows_what_a_run_was_and_came_to():
-    columns = view(METRICS)["selectedColumns"]
-    assert columns == ["tags.`rl8x.task`", "tags.`rl8x.algorithm`", "tags.`rl8x.result`"]  # as MLflow's page has them
-
-
-def logged(client, number, rows):
-    run = client.create_run(number, tags={"rl8x.version": "0.1"})
-    for step in range(2):
-        for name, values in rows.items():
-            client.log_metric(run.info.run_id, name, values[step], step=step)
 
 
 def test_sections_of_constants_and_of_results_are_folded_and_no_constant_is_a_chart(mlflow_client):
@@ -121,23 +107,26 @@ def test_sections_of_constants_and_of_results_are_folded_and_no_constant_is_a_ch
     rows = {"returns/mean": (32, 32), "returns/std": (0, 0), "rewards/mean": (1, 1), "rewards/std": (0, 0.5)}
     rows |= {"eval/rewards/mean": (1, 1), "eval/returns/mean": (9, 500), "episodes/lengths/max": (5, 5)}
     rows |= {f"{group}/eval/returns/mean": (500, 500) for group in ("best", "final")} | {"losses/value": (2, 2)}
-    logged(mlflow_client, number, rows)
-    logged(mlflow_client, number, rows | {"episodes/lengths/max": (6, 6), "losses/value": (3, 2)})
+    for changed in ({}, {"episodes/lengths/max": (6, 6), "losses/value": (3, 2)}):
+        run = mlflow_client.create_run(number, tags={"rl8x.version": "0.1"})
+        for name, values in (rows | changed).items():
+            for step, value in enumerate(values):
+                mlflow_client.log_metric(run.info.run_id, name, value, step=step)
     link()
     state, names = sections(mlflow_client.get_experiment(number).tags[VIEW_TAG])
-    display = dict(zip(names, [section["display"] for section in state["compareRunSections"]], strict=True))
-    expected = ["mean returns", "losses", "episodes/lengths", "rewards"]
-    assert [name for name, shown in display.items() if shown] == expected
-    folded = ["eval/rewards", "returns", "final/eval/returns", "best/eval/returns"]
-    assert names[4:] == folded  # at the end
+    shown = [section["name"] for section in state["compareRunSections"] if section["display"]]
+    assert shown == ["mean returns", "losses", "episodes/lengths", "rewards"]
+    assert names == [*shown, "eval/rewards", "returns", "final/eval/returns", "best/eval/returns"]
     assert "returns/mean" not in [chart["metricKey"] for chart in state["compareRunCharts"]]
 
 
-def test_every_section_and_chart_has_an_identity_of_its_own():
+def test_every_section_and_chart_has_an_identity_of_its_own_and_the_list_shows_what_a_run_was_and_came_to():
     state = view([*METRICS, "a/b/c", "system/cpu"])
     parts = state["compareRunSections"] + state["compareRunCharts"]
     assert len({part["uuid"] for part in parts}) == len(parts)
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {state["compareRunSections"][0]["uuid"]}
+    # as MLflow's page has columns
+    assert state["selectedColumns"] == ["tags.`rl8x.task`", "tags.`rl8x.algorithm`", "tags.`rl8x.result`"]
 
 
 @pytest.mark.parametrize(
@@ -233,14 +222,10 @@ def test_however_it_is_ended_nothing_is_left_on_the_port(tmp_path, sent):
 
 @pytest.mark.parametrize(("display", "starts"), [(":0", True), ("", True), (":0", False)])
 def test_a_browser_is_opened_only_where_there_is_a_display_and_one_that_starts(monkeypatch, display, starts):
-    def opens(link):
-        if not starts:
-            raise webbrowser.Error("no browser")
-        return True
-
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("DISPLAY", display)
     monkeypatch.setenv("WAYLAND_DISPLAY", "")
+    opens = mock.Mock(return_value=True, side_effect=None if starts else webbrowser.Error)
     monkeypatch.setattr(webbrowser, "open", opens)
     assert open_browser("http://x/") == (starts and display != "")
 
@@ -261,21 +246,15 @@ def test_an_address_that_cannot_be_used_is_refused_before_mlflow_starts(tmp_path
     monkeypatch.setattr(subprocess, "Popen", None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        words = ["ui", "--port", str(port)]
-        assert main(words) == 2
-    taken = f"rl8x: error: cannot listen at 127.0.0.1:{port} (Address already in use): choose another by --port\n"
-    assert capsys.readouterr().err == taken
+        assert main(["ui", "--port", str(port)]) == 2
+        taken = f"rl8x: error: cannot listen at 127.0.0.1:{port} (Address already in use): choose another by --port\n"
+        assert capsys.readouterr().err == taken
+        with socket.create_connection(("127.0.0.1", port)), other.accept()[0]:
+            pass
+    ui._check_address("127.0.0.1", port)  # one that has just been given back is free
     assert main(["ui", "--host", "203.0.113.1"]) == 2  # of nobody: RFC 5737
     assert "cannot listen at 203.0.113.1:5000 (Cannot assign requested address)" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_port_that_has_just_been_given_back_is_free():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)), other.accept()[0]:
-            pass
-    ui._check_address("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("words", [["served"], ["uvicorn", "served:app"]])
