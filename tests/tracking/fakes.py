@@ -1,7 +1,9 @@
 """A store in memory that can be away, hang or refuse, with the rules of MLflow that matter here; journals to send."""
 
+import contextlib
 import functools
 import inspect
+import sqlite3
 import threading
 
 from rl8x.tracking.appending import Journal
@@ -16,38 +18,8 @@ CONTENT |= {"set_status": 1, "points": 1}
 LOSABLE = ("create_run", "log_points", "log_params", "set_tags")
 
 
-def failing(cls):
-    """Let each call of a store be noted, hang, or fail before it is made or after it."""
-
-    def of(name, method):
-        @functools.wraps(method)
-        def call(self, *args):
-            self.calls.append(name)
-            self.entered.set()
-            if self.hang is not None:
-                self.hang.wait(20)
-            error = StoreDownError("no answer") if self.down else None
-            if error is None and name in CONTENT:
-                error = self.fails(name, args[CONTENT[name]])
-            if error is not None:
-                raise error
-            answer = method(self, *args)
-            if name in LOSABLE and self.lose_answers > 0:
-                self.lose_answers -= 1
-                raise StoreDownError("the answer was lost")
-            return answer
-
-        return call
-
-    for name, method in inspect.getmembers(cls, inspect.isfunction):
-        if not name.startswith("_"):
-            setattr(cls, name, of(name, method))
-    return cls
-
-
-@failing
 class FakeStore:
-    """Keeps runs in dicts; shared by all "connections", as a server is."""
+    """Keeps runs in dicts; shared by all "connections", as a server is. Calls fail before they are made, or after."""
 
     most_points = 1000
 
@@ -62,6 +34,27 @@ class FakeStore:
         self.calls = []
         self.runs = {}
 
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        return method if name.startswith("_") or not inspect.ismethod(method) else functools.partial(self._call, method)
+
+    def _call(self, method, *args):
+        name = method.__name__
+        self.calls.append(name)
+        self.entered.set()
+        if self.hang is not None:
+            self.hang.wait(20)
+        error = StoreDownError("no answer") if self.down else None
+        if error is None and name in CONTENT:
+            error = self.fails(name, args[CONTENT[name]])
+        if error is not None:
+            raise error
+        answer = method(*args)
+        if name in LOSABLE and self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise StoreDownError("the answer was lost")
+        return answer
+
     def _run(self, run_id):
         if run_id not in self.runs:
             raise RunMissingError(f"no run {run_id}")
@@ -69,7 +62,6 @@ class FakeStore:
 
     @property
     def run(self):
-        """The only run."""
         assert len(self.runs) == 1
         return next(iter(self.runs.values()))
 
@@ -151,8 +143,10 @@ class FakeStore:
         return str(left)
 
 
+# Lines of a journal
+
+
 def header(spool_id="abc", **more):
-    """The first line of a journal."""
     return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", **more}
 
 
@@ -162,17 +156,14 @@ def row(step, t=None, **metrics):
 
 
 def params(**texts):
-    """The line of params."""
     return {"op": "params", "params": texts}
 
 
 def tags(**texts):
-    """The line of tags."""
     return {"op": "tags", "tags": texts}
 
 
 def artifact(file):
-    """The line of an artifact, by the name of its copy."""
     return {"op": "artifact", "file": file, "to": None}
 
 
@@ -182,7 +173,6 @@ def resume(t=6, *, repeats=True, keeps_status=False):
 
 
 def finish(status, t=9):
-    """The line that ends a run."""
     return {"op": "finish", "status": status, "t": t}
 
 
@@ -217,3 +207,9 @@ class BothSides(SendingJournal):
 def values(store_run, name):
     """List the (step, value) pairs of a metric in a fake run."""
     return sorted((point.step, point.value) for point in store_run["points"] if point.name == name)
+
+
+def query(database, *queries):
+    """Make SQL queries of a database; return the rows of the last."""
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        return [connection.execute(each).fetchall() for each in queries][-1]

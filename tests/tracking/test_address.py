@@ -71,11 +71,8 @@ def test_sync_makes_no_database_and_sends_all_where_another_has_taken_its_place(
     kept_back(monkeypatch)
     (mlruns / "mlflow.db").unlink()
     for to in (None, f"sqlite:///{tmp_path}/none/other.db"):
-        report = sync(to=to)
-        assert report.num_failed == 1
-        assert "there is no database" in str(report)
-        assert "--to URI" in str(report)
-        assert "`rl8x ui`" in str(report)
+        told = str(sync(to=to))
+        assert all(text in told for text in ("there is no database", "--to URI", "`rl8x ui`", "0 sent, 1 failed"))
     assert not (mlruns / "mlflow.db").exists()
     assert not (tmp_path / "none").exists()
     ensure_database(locate())
@@ -83,24 +80,7 @@ def test_sync_makes_no_database_and_sends_all_where_another_has_taken_its_place(
     assert runs_in(mlruns / "mlflow.db") == [ALL]
 
 
-def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path, monkeypatch):
-    tracker = begun()
-    assert len(runs_in(mlruns / "mlflow.db")) == 1
-    (mlruns / "mlflow.db").rename(tmp_path / "old.db")
-    for step in (1, 2):
-        tracker.log_metrics({"a": float(step)}, step)
-    tracker.finish("FINISHED")
-    where = tracker.whereabouts()
-    assert where.unsent.num_rows == 2
-    assert "2 rows of run" in where.lines()[0]
-    assert "was deleted, moved or replaced" in where.lines()[0]
-    assert not (mlruns / "mlflow.db").exists()
-    ensure_database(locate())
-    assert sync().num_sent == 1
-    assert runs_in(mlruns / "mlflow.db") == [ALL]
-
-
-def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path, caplog):
+def test_runs_whose_folder_is_deleted_lose_no_row_also_of_what_the_database_had(mlruns, tmp_path, caplog):
     tracker = begun()
     with tracker._journal._guard:  # or the thread may look in between, and follow the folder
         mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
@@ -112,6 +92,7 @@ def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path, caplog):
     tracker.finish("FINISHED")
     assert caplog.text.count("was deleted; what has not arrived at the end is written there once more") == 1
     assert tracker.whereabouts().unsent.num_rows == 2
+    assert "was deleted, moved or replaced" in tracker.whereabouts().lines()[0]
     assert (mlruns / ".gitignore").exists()
     assert not (mlruns / "mlflow.db").exists()
     later = MLflowTracker(interval_s=0.01)
@@ -126,17 +107,10 @@ def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path, caplog):
 def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root, asked, reached = tmp_path / "spool", [], []
-
-    def connect(location):
-        reached.append(location.uri)
-        return FakeStore()
-
+    connect = lambda location: reached.append(location.uri) or FakeStore()  # noqa: E731
     left_over(root, "one", uri="http://theirs/")
-    report = sync(root, connect=connect)
-    assert (report.num_failed, reached) == (1, [])
-    assert "http://theirs/" in str(report)
-    assert "--to URI" in str(report)
-    assert "--yes" in str(report)
+    told = str(sync(root, connect=connect))
+    assert all(text in told for text in ("http://theirs/", "--to URI", "--yes", "0 sent, 1 failed"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine")
     assert sync(root, connect=connect).num_failed == 1
     sync(root, connect=connect, allow=lambda location: asked.append(location.uri))
@@ -150,8 +124,6 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
     assert "the password of http://me:***@server is needed" in str(sync(root, connect=connect))
     assert sync(root, to="http://mine", connect=connect).num_sent == 1
     assert reached == ["http://theirs/", "http://theirs/", "http://mine"]
-    with pytest.raises(TrackingError, match="unknown scheme"):
-        sync(root, to="htp://mine")
 
 
 @pytest.mark.parametrize("database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7])
@@ -176,17 +148,6 @@ def test_artifacts_of_somebody_elses_database_stay_in_its_folder(mlruns, tmp_pat
     assert "you have not named this store" in told
     assert sync(to=uri).num_sent == 1
     assert [path.name for path in outside.rglob("*") if path.is_file()] == ["note.txt"]
-
-
-def test_a_spool_dir_that_is_a_link_has_the_database_of_where_it_leads(mlruns, tmp_path, monkeypatch):
-    folder = kept_back(monkeypatch)
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/spool").symlink_to(mlruns / "spool")
-    shutil.copyfile(mlruns / "mlflow.db", tmp_path / "theirs/mlflow.db")
-    assert sync(tmp_path / "theirs/spool").num_sent == 1
-    assert not folder.exists()
-    assert runs_in(mlruns / "mlflow.db") == [ALL]
-    assert runs_in(tmp_path / "theirs/mlflow.db") == []
 
 
 def snapshot(folder: Path):

@@ -80,35 +80,23 @@ def test_the_code_of_an_exit_counts_where_python_keeps_it(options, status, tmp_p
 def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path):
     cells = """
         exec(open("begin.py").read())
-
         undefined_name
-
         after_failed = start("after a failed line")
-
         for step in range(3): after_failed.log_metrics({"a": 1.0}, step)
 
         interrupted = start("interrupted")
-
         for step in range(3):
             interrupted.log_metrics({"a": 1.0}, step)
             if step == 1: raise KeyboardInterrupt
 
         before_failed = start("before a failed line")
-
         loop(before_failed)
-
         undefined_name
-
         again = start("tried again")
-
         loop(again, 2)
-
         loop(again)
-
         last = start("failed at last")
-
         loop(last, 2)
-
     """
     (tmp_path / "begin.py").write_text(BEGIN)
     ended = python(tmp_path, "-i", input=textwrap.dedent(cells))

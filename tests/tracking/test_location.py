@@ -1,3 +1,5 @@
+"""Where runs are kept, and how they are found there."""
+
 import re
 import subprocess
 import sys
@@ -5,8 +7,10 @@ import sys
 import pytest
 from tests.forks import ForkedPython
 
-from rl8x.tracking import TrackingError, secrets
-from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password
+from rl8x.tracking import TrackingError, find_run, secrets
+from rl8x.tracking.location import beside, locate, make_mlruns, user_tracking_uri, with_password
+from rl8x.tracking.runs import find_journal, user_run_id
+from tracking.fakes import BothSides, header, left_over
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +36,8 @@ def test_set_tracking_uri_comes_before_the_environment():
     code = """
 import os, mlflow
 from rl8x.tracking.location import locate
+from rl8x.tracking.runs import find_journal, user_run_id
+from tracking.fakes import BothSides, header, left_over
 mlflow.set_tracking_uri("http://set:1")
 os.environ["MLFLOW_TRACKING_URI"] = "http://environment:2"
 print(locate().uri)
@@ -50,17 +56,12 @@ def test_sqlite_becomes_absolute(tmp_path):
     assert decoded.uri == f"sqlite+pysqlite:///{tmp_path}/My Runs/x%3F.db?timeout=5"
 
 
-@pytest.mark.parametrize("name", ["feature%2Fx", "My%20Runs", "what?", "a=1&b #5 50% ü", "100%25"])
-def test_mlflow_opens_the_database_that_is_meant_whatever_the_folder_is_called(name, tmp_path, monkeypatch):
-    from sqlalchemy import make_url
-
-    (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / name)
-    database = tmp_path / name / "mlruns/mlflow.db"
-    for location in (locate(), locate(locate().uri), locate("sqlite:///mlruns/mlflow.db")):
-        assert location.database == database
-        assert location.uri == locate().uri
-        assert make_url(location.uri).database == str(database)
+def test_a_database_is_beside_a_folder_where_links_lead_to_it(tmp_path):
+    (tmp_path / "real/spool/one").mkdir(parents=True)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/spool").symlink_to(tmp_path / "real/spool")
+    assert beside(tmp_path / "theirs/spool/one", tmp_path / "real/mlflow.db") == "../../mlflow.db"
+    assert beside(tmp_path / "theirs/spool/one", tmp_path / "theirs/mlflow.db") is None
 
 
 def test_an_old_file_store_in_the_way(tmp_path):
@@ -138,3 +139,48 @@ def test_a_new_mlruns_is_ignored_by_git(tmp_path):
     (tmp_path / "mine").mkdir()
     make_mlruns(tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_find_run(mlruns, mlflow_client):
+    experiment = mlflow_client.create_experiment("e")
+    run = mlflow_client.create_run(experiment, run_name="nice-fox")
+    for found in (find_run(run.info.run_id), find_run("nice-fox")):
+        assert (found.info.run_id, found.info.run_name) == (run.info.run_id, "nice-fox")
+    with pytest.raises(TrackingError, match=r"no run 'nice-box'.*did you mean nice-fox"):
+        find_run("nice-box")
+    other = mlflow_client.create_run(experiment, run_name="nice-fox")
+    with pytest.raises(TrackingError, match=f"2 runs are called 'nice-fox'.*{other.info.run_id}"):
+        find_run("nice-fox")
+    with pytest.raises(TrackingError, match="there is no run"):
+        find_run("x' OR '1'='1")
+
+
+def test_find_run_without_a_store(tmp_path):
+    with pytest.raises(TrackingError, match=r"mlflow\.db does not exist"):
+        find_run("x")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TrackingError, match="cannot read runs"):
+        find_run("x", "http://127.0.0.1:9")
+    with pytest.raises(TrackingError, match="cannot read runs"):  # without its driver, or without a server
+        find_run("x", "postgresql://user:word@127.0.0.1:9/runs")
+
+
+def test_find_journal(tmp_path):
+    left_over(tmp_path, "one")
+    left_over(tmp_path, "two", run_id="mine")
+    journal = BothSides(tmp_path, header("three"))
+    journal.acknowledge(run_id="sent")
+    journal.close()
+    assert find_journal(tmp_path, "spool-one") == tmp_path / "one"
+    assert find_journal(tmp_path, "spool-four") is None
+    assert find_journal(tmp_path, "mine") == tmp_path / "two"
+    assert find_journal(tmp_path, "sent") == tmp_path / "three"
+    assert find_journal(tmp_path, "other") is None
+    with pytest.raises(TrackingError, match="not the handle"):
+        find_journal(tmp_path, "spool-../../etc")
+
+
+def test_the_users_run_by_the_environment(tmp_path, monkeypatch):
+    assert user_run_id(None) is None
+    monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
+    assert user_run_id(None) == ("abc", f"sqlite:///{tmp_path}/mlruns/mlflow.db")

@@ -2,10 +2,9 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
+from tests.forks import ForkedPython
 
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked, was_left
 
@@ -27,16 +26,12 @@ def test_one_holder_in_a_process(kind, tmp_path):
 
 def holder(folder):
     """Return a process that has locked a folder."""
-    code = """
-import sys
-from pathlib import Path
-from rl8x.tracking.locks import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-print(lock.acquire(), flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", code, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hold():
+        print(FolderLock(folder).acquire(), flush=True)
+        sys.stdin.read()
+
+    process = ForkedPython(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "True\n"
     return process
 
@@ -59,15 +54,6 @@ def test_another_process_sees_it_and_its_death_frees_it(kind, tmp_path):
     assert lock.acquire(5)
     lock.release()
     assert not was_left(tmp_path)
-
-
-def test_waiting(tmp_path):
-    first, second = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    first.acquire()
-    threading.Timer(0.2, first.release).start()
-    begin = time.monotonic()
-    with second:
-        assert time.monotonic() - begin >= 0.2
 
 
 def test_copies_of_the_file_and_readers_of_it_do_not_drop_it(tmp_path):

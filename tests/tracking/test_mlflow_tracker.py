@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
-from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking import MLflowTracker
 
 
 def tracker_of(tmp_path, **options):
@@ -21,15 +22,11 @@ def history(client, run_id, name):
     return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
 
 
-def test_a_whole_run(mlruns, mlflow_client, tmp_path, caplog):
-    tracker = MLflowTracker(run_name="first", tags={"group": "g"}, interval_s=0.05)
-    assert isinstance(tracker, Tracker)
+def test_names_values_and_artifacts_of_any_kind_arrive_as_mlflow_takes_them(mlruns, mlflow_client, tmp_path, caplog):
+    tracker = MLflowTracker(tags={"group": "g"}, interval_s=0.05)
     assert tracker.location == f"sqlite:///{mlruns}/mlflow.db"
-    tracker.start(params={"lr": 0.1, "layers": [1, 2], "text": "x" * 6500, "bad[0]": None}, tags={"task": "t"})
-    rows = {step: {"returns/mean": step / 3, "odd (%)": 1.0, "nan": math.nan} for step in range(0, 300, 3)}
-    for step, row in rows.items():
-        tracker.log_metrics(row, step)
-    tracker.log_metrics({"high": math.inf, "low": -math.inf}, 1)
+    tracker.start(params={"layers": [1, 2], "text": "x" * 6500, "bad[0]": None}, tags={"task": "t"})
+    tracker.log_metrics({"odd (%)": 1.0, "nan": math.nan, "high": math.inf, "low": -math.inf}, 1)
     tracker.log_text("Traceback", "errors/traceback.txt")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/file.txt").write_text("content")
@@ -37,31 +34,24 @@ def test_a_whole_run(mlruns, mlflow_client, tmp_path, caplog):
     tracker.log_artifact(tmp_path / "folder", "kept")
     tracker.set_tags({"task": "changed"})
     assert tracker.flush(60)
-    run_id = tracker.run_id
-    assert mlflow_client.get_run(run_id).info.status == "RUNNING"
+    assert mlflow_client.get_run(tracker.run_id).info.status == "RUNNING"
     tracker.finish("FAILED")
 
-    run = mlflow_client.get_run(run_id)
+    run = mlflow_client.get_run(tracker.run_id)
     assert run.info.status == "FAILED"
     assert run.info.end_time >= run.info.start_time
-    assert run.info.run_name == "first"
     assert mlflow_client.get_experiment(run.info.experiment_id).name == "rl8x"
-    assert run.info.artifact_uri.startswith(f"file://{mlruns}/artifacts/")
-    params = run.data.params
-    assert (params["lr"], params["layers"], params["bad_0_"]) == ("0.1", "[1, 2]", "None")
-    assert len(params["text"]) == 6000
-    assert run.data.tags["task"] == "changed"
-    assert run.data.tags["group"] == "g"
-    assert "mlflow.source.name" in run.data.tags
-    assert history(mlflow_client, run_id, "returns/mean") == [(step, step / 3) for step in rows]
-    assert [step for step, value in history(mlflow_client, run_id, "nan") if math.isnan(value)] == list(rows)
-    assert len(history(mlflow_client, run_id, "odd ___")) == len(rows)
-    assert history(mlflow_client, run_id, "high") == [(1, sys.float_info.max)]
-    assert history(mlflow_client, run_id, "low") == [(1, -sys.float_info.max)]
-    names = {item.path for item in mlflow_client.list_artifacts(run_id)}
-    assert names == {"errors", "file.txt", "kept", "params"}
-    assert [item.path for item in mlflow_client.list_artifacts(run_id, "kept/folder")] == ["kept/folder/file.txt"]
-    assert (mlruns / "artifacts" / run_id / "artifacts/errors/traceback.txt").read_text() == "Traceback"
+    params, text = run.data.params, run.data.params.pop("text")
+    assert (params, len(text)) == ({"layers": "[1, 2]", "bad_0_": "None"}, 6000)
+    assert {"task": "changed", "group": "g"}.items() <= run.data.tags.items()
+    most = sys.float_info.max
+    metrics = [("high", most), ("low", -most), ("nan", math.nan), ("odd ___", 1.0)]
+    assert str(sorted(run.data.metrics.items())) == str(metrics)
+    kept = mlruns / "artifacts" / tracker.run_id / "artifacts"
+    assert run.info.artifact_uri == kept.as_uri()
+    names = {str(path.relative_to(kept)) for path in kept.rglob("*.txt")}
+    assert names == {"errors/traceback.txt", "file.txt", "kept/folder/file.txt", "params/text.txt"}
+    assert (kept / "errors/traceback.txt").read_text() == "Traceback"
     assert list((mlruns / "spool").iterdir()) == []
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "rl8x" in r.name] == [
         "tracking: the metric 'odd (%)' is logged as 'odd ___', which MLflow takes"
@@ -73,24 +63,20 @@ def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, 
 
     uri = f"sqlite:///{mlruns}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    tracker = tracker_of(tmp_path)
+    tracker, again = tracker_of(tmp_path), {}
     with mlflow.start_run() as run:
-        tracker.start(params={"lr": 1}, tags={})
-        assert tracker.run_id == run.info.run_id
-        tracker.log_metrics({"a": 1.0}, 1)
-        tracker.finish("KILLED")
-        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
-        tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False)
-        tracker.log_metrics({"a": 1.0}, 1)
-        tracker.finish("KILLED")
-        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
+        for _ in range(2):
+            tracker.start(params={"lr": 1}, tags={}, **again)
+            assert tracker.run_id == run.info.run_id
+            tracker.log_metrics({"a": 1.0}, 1)
+            tracker.finish("KILLED")
+            assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
+            again = {"resume": tracker.resume_handle, "repeats": False}
         other = tracker_of(tmp_path, tracking_uri=f"sqlite:///{tmp_path}/other.db")
         assert other.location != uri
     done = mlflow_client.get_run(run.info.run_id)
-    assert done.info.status == "FINISHED"
+    assert (done.info.status, done.data.params, done.data.tags["rl8x.status"]) == ("FINISHED", {"lr": "1"}, "KILLED")
     assert history(mlflow_client, run.info.run_id, "a") == [(1, 1.0), (1, 1.0)]
-    assert done.data.params == {"lr": "1"}
-    assert done.data.tags["rl8x.status"] == "KILLED"
 
 
 def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, tmp_path):
@@ -182,36 +168,32 @@ def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, expected, m
 
 
 def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path):
-    latin = "caf\udce9"  # what Python makes of the argument "café" in Latin-1
+    latin, shown = "caf\udce9", "caf\\udce9"  # what Python makes of the argument "café" in Latin-1
     tracker = tracker_of(tmp_path, run_name=latin, experiment_name=f"e {latin}")
     tracker.start(params={"name": f"{latin}\0", f"key {latin}": "x" * 300, "big" * 100 + latin: 1}, tags={"t": latin})
     tracker.log_params({"huge": 10**5000, f"long {latin}": latin * 2000})
     tracker.log_metrics({f"m {latin}": 1.0, "n" * 260 + latin: 2.0}, 1)
     tracker.describe(f"by {latin}")
     tracker.log_text(f"trace {latin} 😀", f"{latin}.txt")
-    (tmp_path / f"{latin}.bin").write_text("content")
-    tracker.log_artifact(tmp_path / f"{latin}.bin")
     (tmp_path / "folder" / latin).mkdir(parents=True)
-    (tmp_path / "folder" / latin / f"{latin}.bin").write_text("content")
+    for path in (tmp_path / f"{latin}.bin", tmp_path / "folder" / latin / f"{latin}.bin"):
+        path.write_text("content")
+    tracker.log_artifact(tmp_path / f"{latin}.bin")
     tracker.log_artifact(tmp_path / "folder")
     tracker.finish("FINISHED")
     assert not tracker.spool_folder.exists()
     run = mlflow_client.get_run(tracker.run_id)
-    assert (run.info.run_name, run.info.status) == ("caf\\udce9", "FINISHED")
-    assert mlflow_client.get_experiment(run.info.experiment_id).name == "e caf\\udce9"
-    assert run.data.params["name"] == "caf\\udce9\\x00"
-    assert run.data.params["key caf_"] == "x" * 300
-    assert run.data.params["huge"] == "int that cannot be written (ValueError)"
-    assert run.data.params["long caf_"].startswith("caf\\udce9caf\\udce9")
-    assert run.data.tags["t"] == "caf\\udce9"
-    assert run.data.tags["mlflow.note.content"] == "by caf\\udce9"
+    assert (run.info.run_name, run.info.status) == (shown, "FINISHED")
+    assert mlflow_client.get_experiment(run.info.experiment_id).name == f"e {shown}"
+    params = {"name": f"{shown}\\x00", "key caf_": "x" * 300, "huge": "int that cannot be written (ValueError)"}
+    assert params.items() <= run.data.params.items()
+    assert run.data.params["long caf_"].startswith(shown * 2)
+    assert {"t": shown, "mlflow.note.content": f"by {shown}"}.items() <= run.data.tags.items()
     assert run.data.metrics["m caf_"] == 1.0
-    folder = tmp_path / "downloaded"
-    folder.mkdir()
-    mlflow_client.download_artifacts(run.info.run_id, "", str(folder))
-    assert (folder / "caf_udce9.txt").read_text() == "trace caf\\udce9 😀"
-    assert (folder / "caf_udce9.bin").read_text() == "content"
-    assert (folder / "folder/caf_udce9/caf_udce9.bin").read_text() == "content"
+    folder = Path(mlflow_client.download_artifacts(run.info.run_id, "", str(tmp_path / "folder")))
+    assert (folder / "caf_udce9.txt").read_text() == f"trace {shown} 😀"
+    for name in ("caf_udce9.bin", "folder/caf_udce9/caf_udce9.bin"):
+        assert (folder / name).read_text() == "content"
 
 
 @pytest.mark.parametrize("given", [3, True, ["a"], b"a"])
@@ -240,7 +222,7 @@ def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_clien
         from rl8x.tracking import MLflowTracker
         from rl8x.output import say
         assert sys.getfilesystemencoding() == "ascii"
-        tracker = MLflowTracker(run_name=sys.argv[1], interval_s=0.05)
+        tracker = MLflowTracker(run_name=sys.argv[1], interval_s=0.05, finish_timeout_s=300.0)
         tracker.start(params={"größe": "ä"}, tags={"müll": "ö"})
         tracker.log_metrics({"höhe": 1.0}, 1)
         tracker.log_text("grüße", "öl.txt")

@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import types
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ from sqlalchemy.engine import Engine
 
 from rl8x.tracking import MLflowTracker, private
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.private import add_past_points, empty_tables, merge_log, prepare_tables
+from rl8x.tracking.private import add_past_points, merge_log, prepare_tables
 from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun, ensure_database
+from tracking.fakes import query
 
 
 def remove_cache(monkeypatch):
@@ -61,15 +61,15 @@ def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
     assert private.last_steps(types.SimpleNamespace(data=object())) is None
 
 
-def schema(connection):
+def schema(database):
     """Return the SQL of all tables and indices, as lines in no order: MLflow's own changes with the process."""
-    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    rows = query(database, "SELECT type, name, sql FROM sqlite_master")
     return {(kind, name, *sorted(line.strip(" ,") for line in (sql or "").splitlines())) for kind, name, sql in rows}
 
 
-def contents(connection):
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {name: rows for name in tables if (rows := connection.execute(f"SELECT * FROM {name}").fetchall())}
+def contents(database):
+    tables = query(database, "SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name: rows for (name,) in tables if (rows := query(database, f"SELECT * FROM {name}"))}
 
 
 @contextlib.contextmanager
@@ -84,7 +84,8 @@ def not_synced():
     event.remove(Engine, "connect", connect)
 
 
-ODD = ["'", "b'o\"th", ":lon", "'; DROP TABLE runs; --", "ba\\ck", "new\nline", "?a#b&c=d", "%41%2F", "a@b:c", "sp ace"]
+ODD = ["'", "b'o\"th", ":lon", "'; DROP TABLE runs; --", "ba\\ck", "new\nline", "?a#b&c=d", "%41%2F", "a@b:c"]
+ODD += ["My%20Runs", "a=1&b #5 50% ü", "100%25"]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -92,6 +93,8 @@ def test_it_can_be_made_in_a_folder_of_any_name(name, tmp_path, monkeypatch):
     folder = tmp_path / name
     folder.mkdir()
     monkeypatch.chdir(folder)
+    for location in (locate(), locate(locate().uri), locate("sqlite:///mlruns/mlflow.db")):
+        assert (location.uri, location.database) == (locate().uri, folder / "mlruns/mlflow.db")
     store = MLflowStore(locate())
     for experiment in ("Default", "mine"):
         run_id = store.create_run(NewRun(experiment[0] * 32, experiment, None, "run", 1000))
@@ -106,33 +109,25 @@ def test_it_is_what_mlflow_alone_would_have_made_in_wal_mode(tmp_path, monkeypat
     ensure_database(locate())
     with not_synced():
         SqlAlchemyStore(f"sqlite:///{tmp_path}/alone.db", "mlruns").engine.dispose()
-    paths = tmp_path / "mlruns" / "mlflow.db", tmp_path / "alone.db"
-    with closing(sqlite3.connect(paths[0])) as made, closing(sqlite3.connect(paths[1])) as by_mlflow_alone:
-        assert len(schema(made)) > 50
-        assert schema(made) == schema(by_mlflow_alone)
-        mine, alone = contents(made), contents(by_mlflow_alone)
-        assert mine.keys() == alone.keys()
-        assert mine["alembic_version"] == alone["alembic_version"]
-        assert [row[:2] for row in mine["experiments"]] == [row[:2] for row in alone["experiments"]] == [(0, "Default")]
-        assert made.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert made.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    made, by_mlflow_alone = tmp_path / "mlruns" / "mlflow.db", tmp_path / "alone.db"
+    assert len(schema(made)) > 50
+    assert schema(made) == schema(by_mlflow_alone)
+    mine, alone = contents(made), contents(by_mlflow_alone)
+    assert mine.keys() == alone.keys()
+    assert mine["alembic_version"] == alone["alembic_version"]
+    assert [row[:2] for row in mine["experiments"]] == [row[:2] for row in alone["experiments"]] == [(0, "Default")]
+    assert query(made, "PRAGMA integrity_check") == [("ok",)]
+    assert query(made, "PRAGMA journal_mode") == [("wal",)]
 
 
-@pytest.mark.parametrize("has_memory", [True, False])
-def test_its_tables_are_made_once_and_not_in_its_folder(has_memory, tmp_path, monkeypatch):
+def test_its_tables_are_made_once_and_not_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if not has_memory:
-        monkeypatch.setattr(private, "_MEMORY", tmp_path / "none")
-        monkeypatch.setattr(private, "_migrated", private._migrated.__wrapped__)
     with not_synced():
         prepare_tables(locate().database)
     assert list(tmp_path.iterdir()) == []
-    tables = empty_tables()
-    monkeypatch.setattr(private, "_migrated", lambda: tables)
     monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
     ensure_database(locate())
-    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
-        assert len(schema(made)) > 50
+    assert len(schema(tmp_path / "mlruns" / "mlflow.db")) > 50
 
 
 def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
@@ -147,21 +142,20 @@ def test_nothing_but_the_database_stays_in_a_folder_of_the_users_own(tmp_path, m
 
 
 def test_points_are_left_to_mlflow_where_a_number_or_a_column_of_the_table_is_out_of_the_ordinary(mlruns):
-    points = [Point("a", 1.0, 1, 1), Point("a", 2.0, 2, 2)]
-    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
-        connection.execute("INSERT INTO runs (run_uuid, lifecycle_stage) VALUES ('r', 'active')")
-        connection.execute("INSERT INTO latest_metrics (key, value, step, is_nan, run_uuid) VALUES ('a', 0, 0, 0, 'r')")
+    database, points = mlruns / "mlflow.db", [Point("a", 1.0, 1, 1), Point("a", 2.0, 2, 2)]
     too_large = [Point("a", 1.0, 2**63, 1), points[1]]
-    assert add_past_points(mlruns / "mlflow.db", "r", too_large) == too_large
-    assert add_past_points(mlruns / "mlflow.db", "r", points) == points[1:]
-    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
-        assert connection.execute("SELECT value FROM metrics").fetchall() == [(1.0,)]
-        connection.execute("DROP TABLE metrics")
-        columns = "key, value REAL, timestamp, step, is_nan, run_uuid, workspace TEXT NOT NULL"
-        connection.execute(f"CREATE TABLE metrics ({columns})")
-    assert add_past_points(mlruns / "mlflow.db", "r", points) == points
-    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection:
-        assert connection.execute("SELECT value FROM metrics").fetchall() == []
+    query(
+        database,
+        "INSERT INTO runs (run_uuid, lifecycle_stage) VALUES ('r', 'active')",
+        "INSERT INTO latest_metrics (key, value, step, is_nan, run_uuid) VALUES ('a', 0, 0, 0, 'r')",
+    )
+    assert add_past_points(database, "r", too_large) == too_large
+    assert add_past_points(database, "r", points) == points[1:]
+    assert query(database, "SELECT value FROM metrics") == [(1.0,)]
+    columns = "key, value REAL, timestamp, step, is_nan, run_uuid, workspace TEXT NOT NULL"
+    query(database, "DROP TABLE metrics", f"CREATE TABLE metrics ({columns})")
+    assert add_past_points(database, "r", points) == points
+    assert query(database, "SELECT value FROM metrics") == []
 
 
 SPEC = NewRun("abc", "e", None, "n", 1234)

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -202,9 +203,14 @@ def describe(journal, store, text):
     return store.run["tags"].get("mlflow.note.content")
 
 
-def test_a_description_is_renewed_until_the_user_writes_another(journal, store):
+def test_a_description_is_renewed_until_the_user_writes_another_also_after_a_lost_answer(journal, store):
     assert describe(journal, store, "running") == "running"
-    assert describe(journal, store, "x" * 9000) == "x" * 8000
+    journal.append({"op": "describe", "text": "x" * 9000})
+    store.lose_answers = 2  # also that of the check whether the store takes anything
+    with pytest.raises(StoreDownError):
+        Sender(journal, store).send_some()
+    send(journal, store)
+    assert store.run["tags"]["mlflow.note.content"] == "x" * 8000
     assert describe(journal, store, "ended") == "ended"
     journal.append(tags(**{"mlflow.note.content": "ended, and it was good"}))  # or at the start
     assert describe(journal, store, "resumed") == "ended, and it was good"
@@ -212,21 +218,12 @@ def test_a_description_is_renewed_until_the_user_writes_another(journal, store):
     assert describe(journal, store, "resumed") == "resumed"
 
 
-def test_a_description_whose_answer_was_lost_is_sent_again(journal, store):
-    send(journal, store)
-    journal.append({"op": "describe", "text": "running"})
-    store.lose_answers = 2  # also that of the check whether the store takes anything
-    with pytest.raises(StoreDownError):
-        Sender(journal, store).send_some()
-    assert describe(journal, store, "ended") == "ended"
-
-
-P0_AND_P1 = {"p0": "0", "p1": "1"}
+MANY = {f"p{i}": str(i) for i in range(250)}
 BAD_ENTRIES = {  # an entry, and the calls that fail
     "the run's name 'n'": (None, lambda call, what: "mlflow.runName" in what or "n" in what),
     "the experiment 'e'": (None, lambda call, what: call == "create_run" and what.experiment == "e"),
-    "the param 'p1'": (params(**P0_AND_P1), lambda call, what: "p1" in what),
-    "the tag 'p1'": (tags(**P0_AND_P1), lambda call, what: "p1" in what),
+    "the param 'p1'": (params(**MANY), lambda call, what: "p1" in what),
+    "the tag 'p1'": (tags(**MANY), lambda call, what: "p1" in what),
     "the metric 'b'": (row(0, 1000, a=0.0, b=5.0), lambda call, what: call == "log_points" and "b" in str(what)),
     "an entry of the kind 'describe'": ({"op": "describe", "text": "d"}, lambda call, what: "rl8x.description" in what),
     "the text 'notes/x.txt'": (TEXT, lambda call, what: call == "log_text"),
@@ -249,29 +246,15 @@ def test_an_entry_of_any_kind_that_is_not_taken_holds_nothing_up(what, error, jo
     assert not journal.pending
     assert store.run["tags"]["after"] == "yes"
     assert len({step for step, _ in values(store.run, "a")}) == 3
-    assert len(journal.rejected) == 1
-    assert name_of(journal.rejected.entries[0]) == what
-    if what == "the run's name 'n'":  # which is given later
-        assert store.run["name"] is None
-        store.fails = lambda call, content: None
-        sender.send_all()
-        assert (store.run["tags"]["mlflow.runName"], len(journal.rejected)) == ("n", 0)
-
-
-@pytest.mark.parametrize("kind", ["params", "tags"])
-def test_one_bad_param_or_tag_takes_no_other_with_it_and_is_sent_when_it_can_be(kind, journal, store):
-    many = {f"k{i}": str(i) for i in range(250)}
-    journal.append({"op": kind, kind: many})
-    store.fails = lambda call, content: StoreRefusedError("no") if "k77" in content else None
-    sender = Sender(journal, store)
-    sender.send_all()
-    assert {**store.run[kind], "k77": "77"} | {"rl8x.spool_id": "abc"} == many | {"rl8x.spool_id": "abc"}
-    assert journal.rejected.entries == [{"op": kind, kind: {"k77": "77"}}]
+    assert [name_of(entry) for entry in journal.rejected.entries] == [what]
+    if "'p1'" in what:  # of which no other is taken with it
+        assert MANY.keys() - {**store.run["params"], **store.run["tags"]}.keys() == {"p1"}
     store.fails = lambda call, content: None
-    sender.send_all()
-    assert store.run[kind]["k77"] == "77"
-    assert not journal.rejected
-    assert not (journal.folder / "rejected.jsonl").exists()
+    sender.send_all()  # what was set aside is sent when it can be
+    assert len(journal.rejected) == (what == "the experiment 'e'")
+    assert (journal.folder / "rejected.jsonl").exists() == (what == "the experiment 'e'")
+    sent_later = {"the run's name 'n'": {"mlflow.runName": "n"}, "the param 'p1'": MANY, "the tag 'p1'": MANY}
+    assert sent_later.get(what, {}).items() <= {**store.run["params"], **store.run["tags"]}.items()
 
 
 def test_what_was_set_aside_does_not_undo_what_came_later(journal, store):
@@ -289,52 +272,47 @@ def test_what_was_set_aside_does_not_undo_what_came_later(journal, store):
 def test_a_refusal_is_believed_the_third_time_and_of_many_points_alone_what_is_at_fault_is_sent_alone(journal, store):
     sizes, refusals = [], iter([True] * 5 + [False])
 
-    def refuses(call, points):
-        if call == "log_points":
-            sizes.append(len(points))
-        return StoreRefusedError("no") if call == "log_points" and points[0].step <= 3 <= points[-1].step else None
+    def refuses(points):
+        sizes.append(len(points))
+        return StoreRefusedError("no") if points[0].step <= 3 <= points[-1].step and next(refusals) else None
 
-    store.fails = lambda call, content: error if (error := refuses(call, content)) and next(refusals) else None
+    store.fails = lambda call, content: refuses(content) if call == "log_points" else None
     send(journal, store, *map(row, range(8)))
     assert sizes == [8, 4, 2, 2, 1, 1, 1, 1, 4]
     assert len(values(store.run, "a")) == 8
     assert not journal.rejected
 
 
-@pytest.mark.parametrize("error", [StoreDownError, StoreRefusedError])
-def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(journal, store, error):
-    """As behind a proxy that answers 400 to every POST for a while."""
-    send(journal, store, *map(row, range(3)))
-    journal.append(row(3))
-    writes = ("log_points", "set_tags", "log_params", "set_status")
-    store.fails = lambda call, content: error("400") if call in writes else None
+WRITES = ("log_points", "set_tags", "log_params", "set_status")
+
+
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [
+        (WRITES, StoreDownError("400")),  # as behind a proxy that answers so to every POST for a while
+        (WRITES, StoreRefusedError("400")),
+        # What needs no room is taken.
+        (["log_points"], StoreDownError("(sqlite3.OperationalError) database or disk is full")),
+    ],
+)
+def test_a_store_that_takes_no_writes_or_has_no_room_is_away_and_nothing_is_set_aside(calls, error, journal, store):
+    send(journal, store, row(0))
+    journal.append(*map(row, range(1, 200)))
+    store.calls.clear()
+    store.fails = lambda call, content: error if call in calls else None
     sender = Sender(journal, store)
     for _ in range(10):
-        with pytest.raises(NotNowError, match="400"):
+        with pytest.raises(NotNowError, match=re.escape(str(error))):
             sender.send_some()
+    assert store.calls.count("log_points") == 10  # not each point alone
     store.fails = lambda call, content: None
     gone = store.runs.pop("run0")  # as where it is deleted, until it is restored
     with pytest.raises(NotNowError, match="no run run0"):
         sender.send_some()
     store.runs["run0"] = gone
     sender.send_all()
-    assert [step for step, _ in values(store.run, "a")] == [0, 1, 2, 3]
-    assert not journal.rejected
-
-
-def test_a_full_disk_of_the_store_is_an_outage_although_what_needs_no_room_is_taken(journal, store):
-    send(journal, store, row(0))
-    for step in range(1, 200):
-        journal.append(row(step))
-    store.calls.clear()
-    full = StoreDownError("(sqlite3.OperationalError) database or disk is full")
-    store.fails = lambda call, content: full if call == "log_points" else None
-    with pytest.raises(NotNowError, match="disk is full"):
-        Sender(journal, store).send_all()
-    assert (store.calls.count("log_points"), len(journal.rejected)) == (1, 0)  # not each point alone
-    store.fails = lambda call, content: None
-    Sender(journal, store).send_all()
     assert len(values(store.run, "a")) == 200
+    assert not journal.rejected
 
 
 def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(journal, store):
@@ -388,13 +366,6 @@ def test_samples_that_come_faster_than_they_are_sent_hold_up_nothing(journal, st
     assert len(sender.samples) <= 2
 
 
-def test_the_picture_of_a_run_that_went_on_elsewhere_stays(journal, store):
-    send(journal, store, row(1))
-    store.run.update(status="FINISHED", end_time=10**9)
-    send(journal, store, CURVES, late=True)
-    assert store.run["curves"] == []
-
-
 def goes_back(journal, store, first, then):
     """Send rows of the steps of `first`, a resume, and rows of the steps of `then`: values by step."""
     for t, rows in ((1000, first), (2000, then)):
@@ -422,14 +393,15 @@ def test_a_run_that_goes_back_and_comes_to_other_values_leaves_the_old_ones_behi
     assert describe(journal, store, "PPO, at its end") == description.replace("PPO on CartPole", "PPO, at its end")
 
 
-def test_what_an_older_process_sends_late_is_no_other_course(journal, store, tmp_path):
+def test_what_an_older_process_sends_late_is_no_other_course_and_its_picture_is_not_drawn(journal, store, tmp_path):
     goes_back(journal, store, {1: 1.0}, {1: 1.0, 2: 2.0})
     older = BothSides(tmp_path / "other", header(run_id="run0"))
     store.run["tags"]["rl8x.journal"] = "of another process"
-    send(older, store, row(2, 1500, **{TOTAL: 9.0}), late=True)
+    store.run.update(status="FINISHED", end_time=10**9)
+    send(older, store, row(2, 1500, **{TOTAL: 9.0}), CURVES, late=True)
     older.close()
     assert values(store.run, TOTAL) == [(1, 1.0), (2, 2.0)]
-    assert left_behind(store.run["tags"]) == []
+    assert (left_behind(store.run["tags"]), store.run["curves"]) == ([], [])
 
 
 @pytest.mark.parametrize("lost", [None, 1000, 2])  # as many points in a call that fails at first

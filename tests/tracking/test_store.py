@@ -3,7 +3,6 @@ import json
 import logging
 import os
 import shutil
-import sqlite3
 import threading
 import time
 import traceback
@@ -18,6 +17,7 @@ from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
+from tracking.fakes import query
 
 SPEC = NewRun("abc", "e", None, "n", 1234)
 
@@ -53,15 +53,9 @@ _BATCHES = st.lists(st.lists(_POINTS, max_size=12), max_size=3)
 
 def rows_of(database, run_id):
     """Return what the database keeps of a run's metrics, in no order."""
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        return [
-            set(
-                connection.execute(
-                    f"SELECT key, value, timestamp, step, is_nan FROM {table} WHERE run_uuid = ?", [run_id]
-                )
-            )
-            for table in ("metrics", "latest_metrics")
-        ]
+    columns, where = "key, value, timestamp, step, is_nan", f"run_uuid = '{run_id}'"
+    tables = ("metrics", "latest_metrics")
+    return [set(query(database, f"SELECT {columns} FROM {table} WHERE {where}")) for table in tables]
 
 
 def test_a_database_has_what_mlflow_alone_would_have_written(store, mlruns, mlflow_client):
@@ -137,8 +131,7 @@ def test_what_mlflow_refuses(store, mlflow_client):
 
 def test_an_error_of_a_database_is_an_outage_told_without_the_query_or_a_traceback(store, mlruns, caplog):
     run_id = store.create_run(SPEC)
-    with contextlib.closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
-        connection.execute("ALTER TABLE tags RENAME TO others")
+    query(mlruns / "mlflow.db", "ALTER TABLE tags RENAME TO others")
     with caplog.at_level(logging.DEBUG), quiet(), pytest.raises(StoreDownError) as caught:
         store.set_tags(run_id, {"a": "b" * 300})
     assert str(caught.value) == "(sqlite3.OperationalError) no such table: tags"
@@ -172,13 +165,7 @@ def served(answer, **options):
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_sick_server_is_found_out_soon(hangs):
     requests, released = [], threading.Event()
-
-    def sick(method):
-        requests.append(method)
-        if hangs:
-            released.wait(20)
-        return 500, ""
-
+    sick = lambda method: (requests.append(method), hangs and released.wait(20), (500, ""))[-1]  # noqa: E731
     with served(sick, request_timeout_s=1) as store:
         begin = time.monotonic()
         with pytest.raises(StoreDownError):
@@ -213,12 +200,12 @@ def test_only_mlflows_own_refusal_is_one(what):
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_database_that_is_not_the_one_of_before_takes_nothing(replaced, store, mlruns, mlflow_template):
-    run_id = store.create_run(SPEC)
+    database, run_id = mlruns / "mlflow.db", store.create_run(SPEC)
     store.log_points(run_id, [Point("a", 1.0, 5, 1)])
-    for path in mlruns.glob("mlflow.db*") if replaced else [mlruns / "mlflow.db"]:
+    for path in mlruns.glob("mlflow.db*") if replaced else [database]:
         path.unlink()
     if replaced:
-        shutil.copyfile(mlflow_template, mlruns / "mlflow.db")
+        shutil.copyfile(mlflow_template, database)
     for call in (
         lambda: store.log_points(run_id, [Point("a", 2.0, 6, 2)]),
         lambda: store.params(run_id),
@@ -227,15 +214,14 @@ def test_a_database_that_is_not_the_one_of_before_takes_nothing(replaced, store,
     ):
         with pytest.raises(StoreDownError, match=r"mlflow\.db was deleted, moved or replaced"):
             call()
-    assert not (mlruns / "artifacts").exists()
-    assert (mlruns / "mlflow.db").exists() == replaced
+    assert ((mlruns / "artifacts").exists(), database.exists()) == (False, replaced)
     later = MLflowStore(locate())
     with pytest.raises(RunMissingError, match=run_id):
         later.check_run(run_id)
     again = later.create_run(SPEC)
     later.log_points(again, [Point("a", 3.0, 7, 3)])
-    with contextlib.closing(sqlite3.connect(mlruns / "mlflow.db")) as connection:
-        assert connection.execute("SELECT run_uuid, value FROM metrics").fetchall() == [(again, 3.0)]
+    assert rows_of(database, again)[0] == {("a", 3.0, 7, 3, 0)}
+    assert rows_of(database, run_id)[0] == set()
 
 
 def test_a_database_that_goes_during_a_call_has_not_taken_it(store, mlruns, monkeypatch):
