@@ -97,7 +97,6 @@ def items(names: list[str], tries: int | None, seed: int, *, endless: bool) -> I
 
 
 def main() -> int:
-    """Break runs, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="how long; else each kind has a number of tries")
     parser.add_argument("--tries", type=int, help="how many of each kind")

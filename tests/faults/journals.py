@@ -32,7 +32,6 @@ class OddJournal:
     sendable: bool  # whether `rl8x sync` has to bring these rows into the store; else they may also stay in the folder
 
     def steps_left(self) -> set[int]:
-        """Return the steps of the rows that are still in the folder."""
         left: set[int] = set()
         try:
             for path in (self.folder / JOURNAL, self.folder / "rejected.jsonl"):

@@ -114,7 +114,6 @@ def whole_job(template: Path) -> "Expected":
 
 
 def start_job(folder: Path) -> subprocess.Popen[str]:
-    """Start the job in a folder."""
     (folder / "job.py").write_text(JOB)
     return torchrun(["job.py"], num_ranks=NUM_RANKS, folder=folder, options=["--max-restarts=99"], forks=TRACKS)
 
@@ -147,8 +146,6 @@ def compare(attempt: Try, expected: "Expected") -> None:
 
 @dataclasses.dataclass
 class Expected:
-    """What a run comes to that nobody kills."""
-
     seconds: float
     points: Points
     state: str | None
@@ -208,7 +205,6 @@ class Plan:
             self.file = {**RUN, "algorithm_config": config, **physics, "stop_conditions": stop}
 
     def __repr__(self) -> str:
-        """Write what it is made of."""
         return f"{self.file or self.case!r}, {self.checkpoints}, limits {self.limits}"
 
     def start(self, folder: Path, first: Callable[[], None] | None = None, record: Record | None = None) -> Run:

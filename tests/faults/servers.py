@@ -162,7 +162,6 @@ class Fault:
         self.told = f"{self.kind} {self.status} {self.body[:24]!r} for calls {self.calls!r}, chance {self.chance}"
 
     def set(self, active: bool) -> None:
-        """Begin or end it, in all processes."""
         self._flag[0] = active
 
     def meets(self, application: Application) -> Application:
@@ -215,7 +214,6 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         from mlflow.server import app
         from werkzeug.serving import make_server
 
@@ -239,7 +237,6 @@ class Server:
         raise RuntimeError(f"the server does not answer: {(self.folder / 'log').read_text()[-2000:]}")
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 

@@ -58,7 +58,6 @@ class Ended:
 
     @property
     def last(self) -> str:
-        """Its last lines."""
         return " | ".join(self.said.strip().splitlines()[-3:])
 
     @property
@@ -112,14 +111,12 @@ class Record:
         self._memory = mmap.mmap(-1, RECORD_BYTES)
 
     def add(self, **entry: Any) -> None:
-        """Add an entry."""
         length = int.from_bytes(self._memory[:8], "little")
         line = json.dumps(entry).encode() + b"\n"
         self._memory[8 + length : 8 + length + len(line)] = line
         self._memory[:8] = (length + len(line)).to_bytes(8, "little")
 
     def entries(self, name: str) -> list[Any]:
-        """List the entries that have a name."""
         length = int.from_bytes(self._memory[:8], "little")
         entries = map(json.loads, self._memory[8 : 8 + length].splitlines())
         return [entry[name] for entry in entries if name in entry]
@@ -269,16 +266,13 @@ class Try:
     # What is wrong.
 
     def note(self, what: str, why: str, number: int = 1) -> None:
-        """Count what is wrong."""
         self.wrong[what] += number
         self.why.append(f"{what}: {why}")
 
     def held(self) -> Held:
-        """Read what the store has."""
         return Held.read(self.database, self.experiment)
 
     def has_checkpoints(self) -> bool:
-        """Whether the run can be gone on with."""
         return any(self.work.rglob("0*-step-*"))
 
     def check_words(self, ended: Ended, since: int = 0) -> LastLines:
@@ -337,7 +331,6 @@ class Try:
             self.note("second runs" if extra > 0 else "status", why, max(1, extra))
 
     def finish(self) -> None:
-        """Search for tracebacks and passwords."""
         for ended in self.said:
             if ended.tracebacks:
                 self.note("traceback", ended.said[ended.said.find("Traceback") :][-400:])
@@ -360,7 +353,6 @@ def merged(rows: Sequence[Points]) -> Points:
 
 
 def command(*words: str) -> None:
-    """Call the command line in this process."""
     raise SystemExit(main(list(words)))
 
 

@@ -61,7 +61,6 @@ class Held:
         return [status for run, status in self.statuses.items() if self.runs.get(run)]
 
     def missing(self, points: Iterable[Key]) -> set[Key]:
-        """Return the points that no run has."""
         return {key for key in points if not any(key in run for run in self.runs.values())}
 
     def compared(self, points: Points) -> dict[str, set[Key]]:
@@ -76,7 +75,6 @@ class Held:
 
 
 def journals(folder: Path) -> list[Path]:
-    """List the journals anywhere below a folder."""
     return sorted(path.parent for path in folder.rglob(JOURNAL))
 
 
