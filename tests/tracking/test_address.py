@@ -107,7 +107,11 @@ def test_runs_whose_folder_is_deleted_lose_no_row_also_of_what_the_database_had(
 def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root, asked, reached = tmp_path / "spool", [], []
-    connect = lambda location: reached.append(location.uri) or FakeStore()  # noqa: E731
+
+    def connect(location):
+        reached.append(location.uri)
+        return FakeStore()
+
     left_over(root, "one", uri="http://theirs/")
     told = str(sync(root, connect=connect))
     assert all(text in told for text in ("http://theirs/", "--to URI", "--yes", "0 sent, 1 failed"))

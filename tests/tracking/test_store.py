@@ -165,7 +165,13 @@ def served(answer, **options):
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_sick_server_is_found_out_soon(hangs):
     requests, released = [], threading.Event()
-    sick = lambda method: (requests.append(method), hangs and released.wait(20), (500, ""))[-1]  # noqa: E731
+
+    def sick(method):
+        requests.append(method)
+        if hangs:
+            released.wait(20)
+        return 500, ""
+
     with served(sick, request_timeout_s=1) as store:
         begin = time.monotonic()
         with pytest.raises(StoreDownError):
