@@ -58,6 +58,8 @@ def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
     monkeypatch.setattr(SqlAlchemyStore, "_engine_map", None)
     private.forget_engine("sqlite:///x.db", dispose=True)
     private.forget_engine("sqlite:///x.db", dispose=False)
+    remove_cache(monkeypatch)
+    private.forget_artifacts("run")
     assert private.last_steps(types.SimpleNamespace(data=object())) is None
 
 
