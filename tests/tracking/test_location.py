@@ -32,6 +32,13 @@ def test_the_users_uri_comes_before_the_default_which_is_mlruns_here(tmp_path, m
     assert locate("sqlite:///x.db").database == tmp_path / "x.db"
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a\udcffb").mkdir()
+    monkeypatch.chdir(tmp_path / "a\udcffb")
+    with pytest.raises(TrackingError, match=r"MLflow cannot keep runs in .*whose name is not UTF-8: work in another"):
+        locate()
+
+
 def test_set_tracking_uri_comes_before_the_environment():
     code = """
 import os, mlflow
