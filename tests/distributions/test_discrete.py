@@ -36,19 +36,6 @@ def test_no_uniform_number_leads_out_of_range_or_to_an_impossible_action(n, valu
         assert torch.equal(actions, (params.log_probs.exp() > 0).int().argmax(-1))
 
 
-def test_actions_count_from_the_start_of_the_space():
-    plain, shifted = Categorical(Discrete(3)), Categorical(Discrete(3, start=-1))
-    logits, noise = random_logits(20, 3), torch.rand(20, 1)
-    params = plain.from_features(logits)
-    actions, logp = plain.sample(params, noise)
-    shifted_actions, shifted_logp = shifted.sample(params, noise)
-    assert torch.equal(shifted_actions, actions - 1)
-    assert torch.equal(shifted_logp, logp)
-    assert torch.equal(shifted.logp(params, shifted_actions), logp)
-    assert torch.equal(shifted.mode(params), plain.mode(params) - 1)
-    assert all(shifted.space.contains(np.int64(action)) for action in shifted_actions.tolist())
-
-
 def test_masked_actions_have_no_probability_and_the_rest_is_as_if_they_were_not_there():
     distribution = Categorical(Discrete(4))
     logits = random_logits(50, 4)
@@ -91,17 +78,6 @@ def test_masks_are_laid_out_like_the_logits():
     reference = torch.distributions.Categorical(logits=features[..., [5, 7]])
     assert torch.allclose(distribution.entropy(params), reference.entropy(), atol=1e-5)
     assert torch.allclose(logp, reference.log_prob((actions[..., 2] == 3).long()), atol=1e-5)
-
-
-def test_starts_and_choices_in_two_dimensions():
-    space = MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[5, 0], [-1, 1]]))
-    distribution = MultiCategorical(space)
-    params = distribution.from_features(torch.randn(200, 11))
-    actions, logp = distribution.sample(params, torch.rand(200, 4))
-    assert actions.shape == (200, 2, 2)
-    assert all(space.contains(action) for action in actions.numpy())
-    assert torch.equal(distribution.logp(params, actions), logp)
-    assert set(actions[:, 1, 0].tolist()) == {-1, 0, 1, 2}
 
 
 def test_a_choice_of_which_a_mask_allows_nothing_stays_in_its_range():

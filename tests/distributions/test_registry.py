@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,6 @@ from torch import distributions
 
 from rl8x import PPOConfig
 from rl8x.distributions import (
-    BUILTIN,
     Bernoulli,
     Categorical,
     Composite,
@@ -39,12 +40,12 @@ def test_the_space_picks_a_distribution():
 
 CASES = [
     ("categorical", spaces.Discrete(4), {}),
-    ("categorical", spaces.Discrete(40), {}),
+    ("categorical", spaces.Discrete(40, start=-1), {}),
     ("normal", BOX, {"std": "free"}),
     ("normal", BOX, {"std": "state"}),
     ("squashed_normal", BOX, {}),
     ("multi_categorical", spaces.MultiDiscrete([3, 3]), {}),
-    ("multi_categorical", spaces.MultiDiscrete([2, 5, 3]), {}),
+    ("multi_categorical", spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[5, 0], [-1, 1]])), {}),
     ("bernoulli", spaces.MultiBinary(4), {}),
     ("epsilon_greedy", spaces.Discrete(5, start=-2), {"epsilon": 0.3}),
     ("composite", spaces.Dict({"go": spaces.Discrete(3), "steer": BOX}), {}),
@@ -65,10 +66,6 @@ def everything(distribution, features, noise, mask=None):
     return (*distribution.sample(params, noise), mode, *scores)
 
 
-def test_every_built_in_distribution_is_among_the_cases_below():
-    assert {name for name, _, _ in CASES} == set(BUILTIN)
-
-
 @pytest.mark.parametrize(("name", "space", "config"), CASES)
 def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, config):
     # Tensors on the meta device have shapes only: reading a value, or a shape that depends on one, raises.
@@ -85,7 +82,7 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
 def by_torch(name, space, features):
     """Torch's own distributions of an action's choices; its log-probability, entropy and divergence are their sums."""
     if name == "multi_categorical":
-        return [distributions.Categorical(logits=part) for part in features.split(space.nvec.tolist(), -1)]
+        return [distributions.Categorical(logits=part) for part in features.split(space.nvec.flatten().tolist(), -1)]
     if name == "categorical":
         return [distributions.Categorical(logits=features)]
     if name == "bernoulli":
@@ -107,7 +104,9 @@ def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
     params, others = distribution.from_features(features), distribution.from_features(other)
     actions = distribution.sample(params, noise_of(distribution, (7, 4)))[0].detach()
     parts, theirs = by_torch(name, space, features), by_torch(name, space, other)
-    columns = actions.unbind(-1) if name == "multi_categorical" else [actions.to(one.dtype)]
+    first = getattr(space, "start", 0)  # from which torch's do not count
+    counted = actions - torch.as_tensor(first) if name.endswith("categorical") else actions.to(one.dtype)
+    columns = counted.flatten(2).unbind(-1) if name == "multi_categorical" else [counted]
     expected = [
         sum(part.log_prob(column) for part, column in zip(parts, columns, strict=True)),
         sum(part.entropy() for part in parts),
@@ -116,8 +115,8 @@ def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
     found = [distribution.logp(params, actions), distribution.entropy(params), distribution.kl(params, others)]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     modes = [part.mode for part in parts]
-    modes = torch.stack(modes, -1) if name == "multi_categorical" else modes[0]
-    assert torch.equal(distribution.mode(params).to(modes.dtype), modes)
+    modes = torch.stack(modes, -1).view(7, 4, *space.shape) if name == "multi_categorical" else modes[0]
+    assert torch.equal(distribution.mode(params).to(modes.dtype), modes + torch.as_tensor(first).to(modes.dtype))
     gradients = [torch.autograd.grad(sum(each).sum(), features, allow_unused=True)[0] for each in (found, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
@@ -147,10 +146,10 @@ def test_samples_are_elements_of_the_space_scored_to_the_bit_like_stored_actions
     params = distribution.from_features(features)
     actions, logp = distribution.sample(params, noise_of(distribution, (3, 50), None, "cpu"))
     assert torch.equal(logp, distribution.logp(params, actions))
-    for each in (actions, distribution.mode(params)):
-        first = keyed(distribution.env_actions(each), lambda leaf: leaf[1, 7].detach().numpy())
+    for each, copy in itertools.product((actions, distribution.mode(params)), range(50)):
+        one = keyed(distribution.env_actions(each), lambda leaf, copy=copy: leaf[1, copy].detach().numpy())
         # Gymnasium takes numpy integers for Discrete, not arrays without a dimension.
-        assert space.contains(keyed(first, lambda leaf: leaf[()] if leaf.shape == () else leaf))
+        assert space.contains(keyed(one, lambda leaf: leaf[()] if leaf.shape == () else leaf))
 
 
 def keyed(tree, function):
@@ -199,8 +198,15 @@ def sampling(give):
     return {"sample": lambda self, params, noise: give(noise)}
 
 
+class Parts(Pendulum):
+    single_action_space = spaces.Dict({"push": spaces.Box(-1.0, 1.0, (3,)), "gear": spaces.Discrete(2)})
+
+    def transition(self, state, actions, parameters, noise):
+        return super().transition(state, actions["push"][..., :1], parameters, noise)
+
+
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("methods", "words"),
     [
         ({"num_features": None}, r"\.num_features must be a whole number, at least 0, .*; got None"),
         ({"num_noise": -1}, r"\.num_noise must be .*; got -1"),
@@ -218,36 +224,12 @@ def sampling(give):
             sampling(lambda noise: (noise[..., :1], noise[..., 0] + 5)),
             r"\.sample must return the log-probabilities that Mine.logp gives for the same actions",
         ),
+        (
+            sampling(lambda noise: ({"push": noise[..., :1]}, noise[..., 0])) | {"env": Parts},
+            r"'gear': \[2\], 'push': \[2, 3\]}; got {'push': \[2, 1\]}",
+        ),
     ],
 )
-def test_what_does_not_fit_is_named_before_training(parts, words):
+def test_what_does_not_fit_is_named_before_training(methods, words):
     with pytest.raises(ValueError, match=f"Mine.*{words}"):
-        build(type("Mine", (Triangular,), parts))
-
-
-def test_parts_of_a_dict_have_their_names():
-    class Wrong(Distribution):
-        num_features, num_noise = 1, 1
-
-        def from_features(self, features, mask=None):
-            return features
-
-        def sample(self, params, noise):
-            return {"push": noise}, noise[..., 0]
-
-    space = spaces.Dict({"push": spaces.Box(-1.0, 1.0, (3,)), "gear": spaces.Discrete(2)})
-    env = type("Two", (Pendulum,), {"single_action_space": space, "transition": drifting})
-    with pytest.raises(ValueError, match=r"'gear': \[2\], 'push': \[2, 3\]}; got {'push': \[2, 1\]}"):
-        build(Wrong, env)
-
-
-def drifting(self, state, actions, parameters, noise):
-    return Pendulum.transition(self, state, actions["push"][..., :1], parameters, noise)
-
-
-def test_a_built_in_one_is_not_tried(monkeypatch):
-    def fails(*_):
-        raise AssertionError
-
-    monkeypatch.setattr("rl8x.policy.check_distribution", fails)
-    build(Normal)
+        build(type("Mine", (Triangular,), methods), methods.get("env", Pendulum))

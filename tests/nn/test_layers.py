@@ -1,13 +1,9 @@
-"""Layers: activations, masks."""
-
-from __future__ import annotations
-
-import math
+"""Layers: activations and means. What masked logits are is in tests/distributions, and of pointers."""
 
 import pytest
 import torch
 
-from rl8x.nn import activation, masked_logits, masked_mean
+from rl8x.nn import activation, masked_mean
 
 
 def test_values_by_hand():
@@ -31,15 +27,3 @@ def test_means_are_those_of_the_elements_that_count_and_others_have_no_influence
     (gradient,) = torch.autograd.grad(mean.sum(), spoiled)
     assert bool(gradient.isfinite().all())
     assert not gradient[~mask].any()
-
-
-def test_log_softmax_over_what_counts():
-    logits = torch.tensor([[1.0, 9.0, 3.0]], requires_grad=True)
-    log_probs = masked_logits(logits, torch.tensor([[True, False, True]])).log_softmax(-1)
-    total = math.exp(1.0) + math.exp(3.0)
-    assert log_probs[0, 0].item() == pytest.approx(1.0 - math.log(total), abs=1e-6)
-    assert log_probs[0, 2].item() == pytest.approx(3.0 - math.log(total), abs=1e-6)
-    assert log_probs[0, 1].exp().item() == 0.0
-    (gradient,) = torch.autograd.grad((log_probs.exp() * log_probs).sum(), logits)
-    assert bool(gradient.isfinite().all())
-    assert gradient[0, 1].item() == 0.0

@@ -20,19 +20,22 @@ from rl8x.models import layers as layers_module
 from rl8x.models.layers import LinearStack
 from rl8x.nn import MLP, linear
 
+LINEAR, NORM, RELU, TANH = nn.Linear, nn.LayerNorm, nn.ReLU, nn.Tanh
+KINDS = [
+    ([3, 4, 5, 2], {"activation": "tanh"}, [LINEAR, TANH, LINEAR, TANH, LINEAR]),
+    ([3, 4], {"activate_last": True}, [LINEAR, RELU]),
+    ([3], {}, []),
+    ([3, 4, 5, 2], {"layer_norm": True}, [LINEAR, NORM, RELU, LINEAR, NORM, RELU, LINEAR]),
+    ([3, 4], {"layer_norm": True, "activate_last": True}, [LINEAR, NORM, RELU]),
+]
 
-def test_layers_and_activations_in_order():
-    expected = [nn.Linear, nn.Tanh, nn.Linear, nn.Tanh, nn.Linear]
-    assert [type(layer) for layer in MLP([3, 4, 5, 2], activation="tanh")] == expected
-    assert [type(layer) for layer in MLP([3, 4], activate_last=True)] == [nn.Linear, nn.ReLU]
-    assert list(MLP([3])) == []
+
+@pytest.mark.parametrize(("sizes", "options", "kinds"), KINDS)
+def test_layers_norms_and_activations_in_order(sizes, options, kinds):
+    assert [type(layer) for layer in MLP(sizes, **options)] == kinds
 
 
-def test_layer_norm_stands_before_each_activation():
-    norm = nn.LayerNorm
-    kinds = [type(layer) for layer in MLP([3, 4, 5, 2], layer_norm=True)]
-    assert kinds == [nn.Linear, norm, nn.ReLU, nn.Linear, norm, nn.ReLU, nn.Linear]
-    assert [type(layer) for layer in MLP([3, 4], layer_norm=True, activate_last=True)] == [nn.Linear, norm, nn.ReLU]
+def test_hidden_layers_are_normalised_before_their_activations():
     # So many rows that the layers without would be differentiated at once.
     mlp, x = MLP([3, 64, 2], layer_norm=True), torch.randn(4096, 3)
     with torch.no_grad():
@@ -148,21 +151,35 @@ def calls_modules(mlp, x):
     return layers_module.plain_layers(mlp, x) is None
 
 
+@pytest.mark.parametrize(
+    "mlp",
+    [
+        MLP([3, 4, 2]).double(),
+        *(MLP([3, 4, 2], activation=name) for name in ("gelu", "squared_relu")),
+        MLP([3, 4, 2], layer_norm=True),
+        nn.Sequential(nn.Linear(3, 4, bias=False)),
+        nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
+    ],
+)
+def test_other_modules_are_called(mlp):
+    assert calls_modules(mlp, torch.randn(5, 3, dtype=mlp[0].weight.dtype))
+
+
 def test_modules_are_called_where_more_than_plain_training_is_meant():
     mlp, x = MLP([3, 4, 2]), torch.randn(5, 3)
     assert not calls_modules(mlp, x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert calls_modules(mlp, x)
-    assert calls_modules(MLP([3, 4, 2]).double(), x.double())
     seen = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen.append(calls_modules(mlp, x))
     torch.func.vmap(lambda row: (seen.append(calls_modules(mlp, row)), row)[1])(x)
-    assert seen == [True]
     make_fx(lambda x: (seen.append(calls_modules(mlp, x)), x)[1])(x)
     with FakeTensorMode(allow_non_fake_inputs=True):
         seen.append(calls_modules(mlp, x))
-    assert seen == [True] * 3
-    for options in ({"activation": "gelu"}, {"activation": "squared_relu"}, {"layer_norm": True}):
-        assert calls_modules(MLP([3, 4, 2], **options), x)
+    assert seen == [True] * 4
+    shapes = []
+    mlp[0].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    mlp(torch.randn(70_000, 3))
+    assert shapes == [(70_000, 4)]
 
 
 def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_compiler_refuses(monkeypatch):
@@ -180,27 +197,13 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
     torch.testing.assert_close(tuple(record(x, *traced.read)), gradients(x), atol=1e-5, rtol=1e-4)
 
 
-def test_hooks_and_changed_layers_are_honoured():
-    x, seen = torch.randn(70_000, 3), []
-    mlp = MLP([3, 4, 2])
-    mlp[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    mlp(x)
-    assert seen == [(70_000, 4)]
-    normed = MLP([3, 4, 2])
-    nn.utils.parametrizations.spectral_norm(normed[0])
-    assert calls_modules(normed, x)
-    assert calls_modules(nn.Sequential(nn.Linear(3, 4, bias=False)), x)
+CRITICS = Critics(Box(-1, 1, (3,)), Box(-1, 1, (1,)), hidden_sizes=(64, 64))
 
 
-def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
-    mlp = MLP([3, 64, 64])
-    name = "_PerceptronBackward"
-    assert type(mlp(torch.randn(1024, 3)).grad_fn.next_functions[0][0]).__name__ == name
-    assert type(mlp(torch.randn(1023, 3)).grad_fn.next_functions[0][0]).__name__ != name
-    critics = Critics(Box(-1, 1, (3,)), Box(-1, 1, (1,)), hidden_sizes=(64, 64))
-    obs, actions = torch.randn(1024, 3), torch.randn(1024, 1)
-    assert type(critics(obs, actions).grad_fn.next_functions[0][0]).__name__ == name
-    assert type(critics(obs[:500], actions[:500]).grad_fn.next_functions[0][0]).__name__ != name
+@pytest.mark.parametrize("read", [MLP([3, 64, 64]), lambda obs: CRITICS(obs, obs[:, :1])], ids=["mlp", "critics"])
+def test_many_rows_are_differentiated_at_once_and_few_by_autograd(read):
+    kinds = [type(read(torch.randn(rows, 3)).grad_fn.next_functions[0][0]).__name__ for rows in (1024, 500)]
+    assert [kind == "_PerceptronBackward" for kind in kinds] == [True, False]
 
 
 @pytest.mark.parametrize("rows", [100, 1024])
