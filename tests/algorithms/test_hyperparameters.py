@@ -59,6 +59,7 @@ ADAPTS, CONSTANT = {"lr_schedule": FALLING}, {"lr_schedule": None}
 UNUSED = [  # options, and which have no effect: what schedules replace, and what others switch off
     (PPOConfig, {"lr": 3e-3} | ADAPTS, ["lr=0.003"]),
     (PPOConfig, {"entropy_coeff": 0.1, "entropy_coeff_schedule": FALLING}, ["entropy_coeff=0.1"]),
+    (PPOConfig, {"recompute_advantages": True, "num_sgd_iters": 1}, ["recompute_advantages=True"]),
     (FlashSACConfig, {"lr": 1e-3}, ["lr=0.001"]),
     (FlashSACConfig, {"v_max": 9.0, "num_atoms": 1}, ["v_max=9.0"]),
     (DQNConfig, {"epsilon": 0.5, "epsilon_schedule": [[0, 1.0]]}, ["epsilon=0.5"]),

@@ -36,30 +36,25 @@ def train(algorithm, steps):
     return algorithm
 
 
-def test_rewards_behind_a_new_episode_do_not_scale_it():
-    """A resume in a simulator, or experience that was dropped, begins new episodes without a reset by the schedule."""
-    algorithm = train(tiny(horizons_per_env_reset=-1).build(CartPole), 1)
-    goes_on = algorithm.rollout[keys.STARTS][-1].logical_not()
-    assert torch.equal(algorithm.running_return > 0, goes_on)
-    assert goes_on.any()
-    algorithm.discard_experience()
-    train(algorithm, 1)
-    rewards, starts = algorithm.rollout[keys.REWARDS][:16], algorithm.rollout[keys.STARTS]
-    expected = torch.zeros(8)
-    for t in range(16):
-        expected = rewards[t] + 0.95 * expected.masked_fill(starts[t], 0.0)
-    torch.testing.assert_close(algorithm.running_return, expected.masked_fill(starts[16], 0.0))
-
-
 def sum_of_past_ones(steps):
     return pytest.approx([(1 - 0.95**steps) / 0.05] * 8, rel=1e-5)
 
 
-def test_no_sum_of_rewards_reaches_across_an_evaluation_in_the_training_environment():
-    algorithm = train(tiny(horizons_per_env_reset=-1).build(probes.Forever, time_limit=None), 2)
+def endless(**options):
+    return tiny(horizons_per_env_reset=-1, **options).build(probes.Forever, time_limit=None)
+
+
+@pytest.mark.parametrize("gap", [PPO.evaluate, PPO.discard_experience])
+def test_no_sum_of_rewards_reaches_across_a_gap(gap):
+    """An evaluation in the training environment, or experience that was dropped: no reset by the schedule."""
+    algorithm = train(endless(), 2)
     assert algorithm.running_return.tolist() == sum_of_past_ones(32)
-    algorithm.evaluate()
+    gap(algorithm)
     assert train(algorithm, 1).running_return.tolist() == sum_of_past_ones(16)
+
+
+def test_rewards_before_an_evaluation_are_scaled_by_their_sums_after_it():
+    algorithm = train(endless(), 1)
     algorithm.collect()
     algorithm.evaluate()
     algorithm.step()
@@ -67,11 +62,11 @@ def test_no_sum_of_rewards_reaches_across_an_evaluation_in_the_training_environm
 
 
 def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():
-    algorithm = train(tiny(horizons_per_env_reset=-1).build(probes.Forever, time_limit=None), 1)
+    algorithm = train(endless(), 1)
     before = clone(algorithm.learned_state())
     train(algorithm, 1).load_learned_state(before)
     assert algorithm.running_return.tolist() == sum_of_past_ones(32)
-    joined = tiny(horizons_per_env_reset=-1, seed=2).build(probes.Forever, time_limit=None)
+    joined = endless(seed=2)
     joined.join(algorithm.state_dict())
     assert not joined.running_return.any()
 
@@ -211,20 +206,24 @@ def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_upda
 # -- counters, schedules, rules
 
 
-@pytest.mark.parametrize(("every", "resets"), [(2, [1, 3, 5]), (1, [1, 2, 3, 4, 5]), (-1, [1])])
-def test_resets_follow_horizons_per_env_reset(every, resets):
-    algorithm = tiny(horizons_per_env_reset=every).build(DiscreteDummy)
+@pytest.mark.parametrize(
+    ("env", "every", "resets"),
+    [
+        (DiscreteDummy, 2, [1, 3, 5]),
+        (DiscreteDummy, 1, [1, 2, 3, 4, 5]),
+        (DiscreteDummy, -1, [1]),
+        (CartPoleInfinite, None, [1, 2, 3, 4, 5]),
+        (CartPole, None, [1]),
+    ],
+)
+def test_resets_follow_horizons_per_env_reset_or_whether_the_task_ends(env, every, resets):
+    algorithm = tiny(horizons_per_env_reset=every).build(env)
     seen = []
     for collect in range(1, 6):
         algorithm.collect()
         if algorithm.rollout[keys.STARTS][0].all():
             seen.append(collect)
     assert seen == resets
-
-
-def test_never_ending_tasks_reset_each_horizon_by_default_and_episodic_ones_never():
-    assert tiny().build(CartPoleInfinite).horizons.resets.every == 1
-    assert tiny().build(CartPole).horizons.resets.every == -1
 
 
 def test_recurrent_states_start_afresh_as_rl8_has_it():
@@ -256,19 +255,22 @@ def test_the_buffer_is_a_tensordict_over_the_same_memory():
 
 def test_an_env_config_that_would_never_apply_is_refused():
     algorithm = tiny().build(CartPole)
-    algorithm.collect(env_config={"length": 1.0})
-    algorithm.collect(env_config={"length": 1.0})
+    for _ in range(2):
+        algorithm.collect(env_config={"length": 1.0})
     with pytest.raises(ValueError, match="never apply"):
         algorithm.collect(env_config={"length": 2.0})
 
 
-def test_params_name_every_hyperparameter():
-    params = tiny(lr_schedule=[[0, 1e-3], [100, 1e-4]]).build(CartPole).params
+def test_params_name_every_hyperparameter_and_the_arguments_of_model_and_distribution():
+    options = {"lr_schedule": [[0, 1e-3], [100, 1e-4]], "model_config": {"activation": "tanh"}}
+    params = tiny(**options).build(Pendulum).params
     told = {name.split(".")[0] for name in params}
     for field in dataclasses.fields(PPOConfig):
         assert field.name in told or getattr(PPOConfig(), field.name) == {}, field.name
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
-    assert (params["model_config.hidden_sizes"], params["seed"]) == ([16], 3)
+    assert (params["model_config.activation"], params["seed"]) == ("tanh", 3)
+    assert (params["model.hidden_sizes"], params["model.activation"]) == ((64, 64), "tanh")
+    assert params["distribution.std"] == "free"
 
 
 class Windy(CartPole):
@@ -277,8 +279,6 @@ class Windy(CartPole):
 
 
 UNSEEN = {"env.observe_parameters": "none"}
-
-
 CARTPOLE = {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
 CARTPOLE |= {"env": "GymnasiumEnv", "env.vectorization": "sync"}
 SUTTON = {"sutton_barto_reward": True}
@@ -306,9 +306,3 @@ SUTTON = {"sutton_barto_reward": True}
 def test_params_tell_the_task(env, kwargs, told):
     algorithm = tiny().build(env()) if kwargs is None else tiny().build(env, **kwargs)
     assert {name: value for name, value in algorithm.params.items() if name.split(".")[0] == "env"} == told
-
-
-def test_params_tell_the_arguments_of_model_and_distribution_with_their_defaults():
-    params = tiny(model_config={"activation": "tanh"}).build(Pendulum).params
-    assert (params["model.hidden_sizes"], params["model.activation"]) == ((64, 64), "tanh")
-    assert params["distribution.std"] == "free"

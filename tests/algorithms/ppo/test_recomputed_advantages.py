@@ -1,15 +1,15 @@
-"""`recompute_advantages` against values and advantages that are computed one step of one copy at a time."""
+"""`recompute_advantages` against advantages of values that are computed one step of one copy at a time."""
 
 import copy
 
 import gymnasium
 import pytest
 import torch
-from tests.probes import weights_of
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.functional import generalized_advantages
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -47,33 +47,23 @@ def by_hand(algorithm, ends):
     config, rollout, policy = algorithm.config, algorithm.rollout, algorithm.policy
     horizon, num_envs, length = config.horizon, config.num_envs, algorithm.seq_len
     never = torch.zeros(1, dtype=torch.bool)
-    rewards = rollout[keys.REWARDS][:horizon]
+    rewards, terminated, truncated = (rollout[key][:horizon] for key in (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED))
     if config.normalize_rewards:
         rewards = rewards / (algorithm.return_moments.var.sqrt().float() + 1e-8)
-    advantages = torch.zeros(horizon, num_envs)
-    values = torch.zeros(horizon + 1, num_envs)
+    values, finals = torch.zeros(horizon + 1, num_envs), torch.full((horizon, num_envs), torch.nan)
     for n in range(num_envs):
-        after = []
-        for t in range(horizon):
-            if t % length == 0:
-                state = {name: each[t // length, n : n + 1] for name, each in rollout.states.items()}
-            obs, starts = part(rollout.tree(keys.OBS), t, slice(n, n + 1)), rollout[keys.STARTS][t, n : n + 1]
-            _, value, state = policy.respond(obs, state, starts)
-            values[t, n] = value
-            after.append(state)
-        obs = part(rollout.tree(keys.OBS), horizon, slice(n, n + 1))
-        values[horizon, n] = policy.respond(obs, state, rollout[keys.STARTS][horizon, n : n + 1])[1]
-        following = 0.0
-        for t in reversed(range(horizon)):
-            terminated, truncated = (bool(rollout[key][t, n]) for key in (keys.TERMINATED, keys.TRUNCATED))
-            nxt = float(values[t + 1, n])
-            if truncated:
-                nxt = float(policy.respond(part(ends[t], slice(n, n + 1)), after[t], never)[1])
-            nxt = 0.0 if terminated else nxt
-            following = 0.0 if terminated or truncated else following
-            following = float(rewards[t, n]) + GAMMA * nxt - float(values[t, n]) + GAMMA * LAMBDA * following
-            advantages[t, n] = following
-    returns = advantages + values[:-1]
+        copy = slice(n, n + 1)
+        for t in range(horizon + 1):
+            if t % length == 0 and t < horizon:
+                state = {name: each[t // length, copy] for name, each in rollout.states.items()}
+            _, values[t, n], state = policy.respond(
+                part(rollout.tree(keys.OBS), t, copy), state, rollout[keys.STARTS][t, copy]
+            )
+            if t < horizon and truncated[t, n]:
+                finals[t, n] = policy.respond(part(ends[t], copy), state, never)[1]
+    advantages, returns = generalized_advantages(
+        rewards, values, finals, terminated, truncated, gamma=GAMMA, gae_lambda=LAMBDA
+    )
     valid = rollout.tensors.get(keys.VALID)
     counted = advantages.flatten() if valid is None else advantages[valid[:horizon]]
     if config.normalize_advantages:
@@ -171,20 +161,3 @@ def test_each_epoch_learns_from_advantages_by_its_first_weights(name):
         assert len(seen) == 2
         assert (seen[0] - in_pack(algorithm, keys.ADVANTAGES)).abs().max() > 1e-3
     assert terminates == ("terminations" in name)
-
-
-def test_several_threads_have_the_bits_of_one(monkeypatch):
-    found = []
-    for count in (1, 3):
-        monkeypatch.setattr("torch.get_num_threads", lambda count=count: count)
-        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
-        algorithm = build(**GRU, seq_len=2)
-        algorithm.collect()
-        algorithm.step()
-        found.append(weights_of(algorithm))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-
-
-def test_with_one_epoch_it_has_no_effect_and_that_is_said():
-    with pytest.warns(RuntimeWarning, match="`recompute_advantages=True` has no effect: num_sgd_iters=1 has no second"):
-        build(num_sgd_iters=1)

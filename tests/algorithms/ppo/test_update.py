@@ -11,7 +11,7 @@ def _traced_only(monkeypatch):
 
 
 CHUNKED = ["ppo, continuous", "ppo, entropy and dual clip", "ppo, one batch", "ppo, accumulated", "ppo, kl limit"]
-CHUNKED += ["ppo, adamw", "ppo, lstm", "ppo, gru"]
+CHUNKED += ["ppo, adamw", "ppo, lstm", "ppo, gru", "ppo, advantages again, gru"]
 
 
 @pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
