@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import shutil
 
 import numpy as np
@@ -12,9 +13,9 @@ import torch
 from gymnasium import spaces
 from tests.probes import Probe, traced_only
 
-from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
+from rl8x import MemoryTracker, NullTracker, Trainer, distill
 from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
-from rl8x.algorithms.teacher import Student, describe_teacher, find_teacher, make_teacher, read_weights, view_of
+from rl8x.algorithms.teacher import describe_teacher, find_teacher, make_teacher, read_weights, view_of
 from rl8x.checkpoint import CheckpointError
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
@@ -62,11 +63,12 @@ def of_sides(**options):
     return config(teacher=knowing_teacher(), **options).build(HiddenSide, observe_parameters="all")
 
 
-def random_policy(env, **options) -> Policy:
+def random_policy(env, kind=Policy, **options) -> Policy:
     """A policy that differs between observations enough for labels to differ."""
     given = {"model_config": {}} | options
-    given["model_config"] = given["model_config"] | {"policy_gain": 3.0}
-    return Policy(env.single_observation_space, env.single_action_space, **given)
+    if given["model_config"] is not None:
+        given["model_config"] = given["model_config"] | {"policy_gain": 3.0}
+    return kind(env.single_observation_space, env.single_action_space, **given)
 
 
 def train(algorithm, steps, **collect):
@@ -166,32 +168,29 @@ def test_masked_and_composite_actions_are_labelled_and_learned():
 # -- who plays
 
 
-def test_the_teacher_plays_its_share_and_none_in_an_evaluation():
-    first = 16 * 8
-    algorithm = of_sides(beta_schedule=[[0, 1.0], [first, 0.25]])
-    algorithm.collect(env_config=SIDES)
-    right = algorithm.rollout["obs/parameters"][:8, :, 0] > 0
-    assert torch.equal(algorithm.rollout["actions"][:8] == 1, right)
-    row = dict(algorithm.step())
-    assert (row["monitors/teacher_share"], row["coefficients/beta"]) == (1.0, 1.0)
-    shares = []
+def test_the_teacher_plays_its_share():
+    algorithm = of_sides(beta_schedule=[[0, 1.0], [16 * 8, 0.25]])
+    rows = [train(algorithm, 1, env_config=SIDES)]
+    shares, by_teacher = [], []
     for _ in range(8):
-        algorithm.collect()
-        shares.append(dict(algorithm.step())["monitors/teacher_share"])
+        rows.append(train(algorithm, 1))
+        plays, sides = algorithm.rollout["teacher_plays"][:8], algorithm.rollout["obs/parameters"][:8, :, 0]
+        by_teacher.append(((algorithm.rollout["actions"][:8] == 1) == (sides > 0))[plays])
+        shares.append(plays.float().mean().item())
+    assert [row["coefficients/beta"] for row in rows] == [1.0] + [0.25] * 8
+    assert [row["monitors/teacher_share"] for row in rows] == [1.0, *shares]
     # 1024 draws with probability 1/4: three standard deviations are 0.04.
     assert np.mean(shares) == pytest.approx(0.25, abs=0.041)
-    plays = algorithm.rollout["teacher_plays"][:8]
-    assert torch.equal(
-        (algorithm.rollout["actions"][:8] == 1)[plays], (algorithm.rollout["obs/parameters"][:8, :, 0] > 0)[plays]
-    )
-    returns = []
-    algorithm.guided.beta.fill_(1.0)
+    assert torch.cat(by_teacher).all()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_teacher_plays_in_no_evaluation(deterministic):
+    algorithm = of_sides(beta=1.0, horizons_per_env_reset=1)
+    algorithm.collect(env_config={"side": 1.0})
     with torch.no_grad():
         algorithm.policy.model.policy_head.bias.copy_(torch.tensor([50.0, 0.0]))  # always 0
-    for deterministic in (True, False):
-        algorithm.horizons.resets = type(algorithm.horizons.resets)(1)
-        returns.append(dict(algorithm.evaluate(env_config={"side": 1.0}, deterministic=deterministic))["rewards/mean"])
-    assert returns == [0.0, 0.0]
+    assert algorithm.evaluate(env_config={"side": 1.0}, deterministic=deterministic)["rewards/mean"] == 0.0
     assert algorithm.guided.beta == 1.0
 
 
@@ -201,26 +200,22 @@ def test_the_teacher_plays_its_share_and_none_in_an_evaluation():
 @pytest.mark.parametrize("loss", ["kl", "nll", "mse"])
 def test_losses_equal_a_plain_formulation(loss):
     generator = torch.Generator().manual_seed(0)
-    mean, log_std, taught_mean, taught_log_std = (torch.randn(3, 4, 2, generator=generator) for _ in range(4))
+    features, of_teacher = torch.randn(2, 3, 4, 4, generator=generator)
     space = spaces.Box(-9.0, 9.0, (2,), np.float32)
     distribution = make_distribution("normal", space, {"std": "state", "log_std_bounds": [-9, 9]})
-    params = distribution.from_features(torch.cat((mean, log_std), -1))
-    taught = distribution.from_features(torch.cat((taught_mean, taught_log_std), -1))
+    params, taught = distribution.from_features(features), distribution.from_features(of_teacher)
     valid = torch.rand(3, 4, generator=generator) < 0.7
-    batch = {"obs": mean, "starts": valid, "valid": valid}
-    if loss == "kl":
-        batch["labels"] = {"0": taught.mean, "1": taught.log_std}
-        one, other = (torch.distributions.Normal(each.mean, each.log_std.exp()) for each in (taught, params))
-        expected = torch.distributions.kl_divergence(one, other).sum(-1)
-    else:
-        batch["labels"] = taught_mean
-        likelihood = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(taught_mean)
-        expected = -likelihood.sum(-1) if loss == "nll" else (mean - taught_mean).pow(2).mean(-1)
+    labels = {"0": taught.mean, "1": taught.log_std} if loss == "kl" else taught.mean
+    expected = {
+        "kl": distribution.kl(taught, params),
+        "nll": -distribution.logp(params, taught.mean),
+        "mse": (params.mean - taught.mean).pow(2).mean(-1),
+    }[loss]
+    batch = {"obs": params.mean, "starts": valid, "valid": valid, "labels": labels}
     options = {"distribution": distribution, "loss": loss}
     sums = Distillation.losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
-    entropy = torch.distributions.Normal(params.mean, params.log_std.exp()).entropy().sum(-1)
-    distance = (mean - taught_mean).abs().mean(-1)
-    torch.testing.assert_close(sums, torch.stack([each[valid].sum() for each in (expected, entropy, distance)]))
+    rows = expected, distribution.entropy(params), (params.mean - taught.mean).abs().mean(-1)
+    torch.testing.assert_close(sums, torch.stack([each[valid].sum() for each in rows]))
 
 
 # -- learning
@@ -316,18 +311,13 @@ def runs(tmp_path_factory):
     """A teacher's run; of a student's the whole run, and one that was cut after its second step."""
     folder = tmp_path_factory.mktemp("runs")
     teacher = PPOConfig(num_envs=4, horizon=8, device="cpu", seed=1, **GRU, normalize_observations=True)
-    trainer = Trainer(
-        teacher.build(CartPole, observe_parameters="all", time_limit=7),
-        tracker=NullTracker(),
-        checkpoints=folder / "teacher",
-    )
+    env = {"observe_parameters": "all", "time_limit": 7}
+    trainer = Trainer(teacher.build(CartPole, **env), tracker=NullTracker(), checkpoints=folder / "teacher")
     trainer.run(max_steps=2, env_config=DRAWN, progress="none")
     students = {}
     for name, steps in (("whole", 4), ("cut", 2)):
         options = {"teacher": str(folder / "teacher"), "beta": 0.3, "seq_len": 4, "num_envs": 4, "seed": 3, **GRU}
-        algorithm = config(**options, normalize_observations=True).build(
-            CartPole, observe_parameters="all", time_limit=7
-        )
+        algorithm = config(**options, normalize_observations=True).build(CartPole, **env)
         students[name] = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=folder / name)
         students[name].run(max_steps=steps, env_config=DRAWN, steps_per_eval=2, progress="none")
     return folder, trainer, students
@@ -359,12 +349,12 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
     changed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), overrides={"teacher": other})
     digests = [each.config.teacher["sha256"] for each in (changed.algorithm, whole)]
     assert digests[0] == described(other)["sha256"] != digests[1]
-    assert resumed.has_teacher
-    for name, tensor in whole.rollout.tensors.items():
-        assert torch.equal(tensor, resumed.rollout[name]), name
-    theirs = resumed.policy.state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.policy.state_dict().items())
     assert whole.rollout["teacher_plays"].any()
+    for ours, theirs in (
+        (whole.rollout.tensors, resumed.rollout),
+        (whole.policy.state_dict(), resumed.policy.state_dict()),
+    ):
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     params = students["whole"].tracker.params
     assert params["teacher"] == str(folder / "teacher")
     assert f"teacher `{folder / 'teacher'}`, " in students["whole"].tracker.description
@@ -383,29 +373,28 @@ def test_a_teacher_is_the_same_however_it_is_given(runs):
     algorithm = distill(folder / "teacher", config(**GRU, num_envs=4))
     assert torch.equal(torch.get_rng_state(), state)
     assert algorithm.env.time_limit == 7
-    loaded = load_algorithm(folder / "teacher")
-    assert torch.equal(loaded.policy.model.policy_head.weight, trainer.algorithm.policy.model.policy_head.weight)
     # A policy that left its run, as `rl8x export` writes it.
-    file = folder / "exported.safetensors"
-    trainer.algorithm.policy.save(file)
+    file = trainer.algorithm.policy.save(folder / "exported.safetensors")
     exported = described(file)
     assert (exported["sha256"], exported["source"]) == (found[0]["sha256"], str(file))
-    weights = read_weights(exported, torch.device("cpu"))
-    assert torch.equal(weights["model.policy_head.weight"], loaded.policy.model.policy_head.weight)
+    read = read_weights(exported, torch.device("cpu"))["model.policy_head.weight"]
+    assert torch.equal(read, trainer.algorithm.policy.model.policy_head.weight)
     with pytest.raises(CheckpointError, match=r"is a policy alone, without the rest of its run: Policy\.load reads it"):
         Trainer.resume(file)
 
 
-def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
-    class Doubled(Policy):
-        def model_inputs(self, obs):
-            obs, mask = super().model_inputs(obs)
-            return {name: 2 * part for name, part in obs.items()}, mask
+class Doubled(Policy):
+    def model_inputs(self, obs):
+        obs, mask = super().model_inputs(obs)
+        return {name: 2 * part for name, part in obs.items()}, mask
 
-    given, spaces_of = knowing_teacher(), ObservedParameters(HiddenSide(1), "all")
-    policy = Policy(spaces_of.single_observation_space, spaces_of.single_action_space, model=given.model)
-    own = Doubled(spaces_of.single_observation_space, spaces_of.single_action_space, model_config={"hidden_sizes": []})
-    obs = {name: torch.ones(1, *part.shape) for name, part in spaces_of.single_observation_space.spaces.items()}
+
+def test_a_teacher_whose_making_nobody_knows_is_copied_as_it_is():
+    given = knowing_teacher()
+    made = functools.partial(random_policy, ObservedParameters(HiddenSide(1), "all"))
+    own = made(Doubled, model_config={"hidden_sizes": []})
+    policy = made(model=given.model, model_config=None)
+    obs = {name: torch.ones(1, *part.shape) for name, part in given.observation_space.spaces.items()}
     for each in (policy, own):
         description = described(each)
         assert isinstance(description["policy"], Policy)  # which cannot be saved to a file
@@ -433,36 +422,29 @@ def test_a_description_alone_asks_for_its_weights(runs):
 
 
 def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
-    _, _, students = runs
-    algorithm = students["whole"].algorithm
+    algorithm = runs[-1]["whole"].algorithm
     policy, student = algorithm.student_policy(), algorithm.policy
     assert policy.observation_space == CartPole.single_observation_space
     env, shown = CartPole(3, seed=5), ObservedParameters(CartPole(3, seed=5), "all")
-    obs, _ = env.reset()
-    both, _ = shown.reset()
+    (obs, _), (both, _) = env.reset(), shown.reset()
     state, theirs, starts = policy.initial_state(3), student.initial_state(3), torch.ones(3, dtype=torch.bool)
     for _ in range(4):
         mine, other = policy.act(obs, state, starts), student.act(both, theirs, starts)
         assert torch.equal(policy.respond(obs, state, starts)[0][0], student.respond(both, theirs, starts)[0][0])
         state, theirs, starts = mine.state, other.state, torch.zeros(3, dtype=torch.bool)
         obs, both = env.step(mine.actions)[0], shown.step(other.actions)[0]
-    assert isinstance(student, Student)
 
 
-def test_a_student_that_came_as_an_instance_leaves_as_it_is(tmp_path):
-    def of_sides_with(sizes):
-        space = spaces.Dict(obs=HiddenSide.single_observation_space)
-        return of_sides(model=BUILTIN["mlp"](space, 2, hidden_sizes=sizes), model_config={})
-
-    for sizes in ([5], [256, 256]):  # and those of the class's default
-        algorithm = of_sides_with(sizes)
-        train(algorithm, 1, env_config=SIDES)
-        policy, student = algorithm.student_policy(), algorithm.policy
-        assert policy.observation_space == spaces.Dict(obs=HiddenSide.single_observation_space)
-        obs = {"obs": torch.linspace(-1, 1, 4)[:, None]}
-        starts = torch.ones(4, dtype=torch.bool)
-        seen = obs | {"parameters": torch.zeros(4, 1)}
-        assert torch.equal(policy.respond(obs, {}, starts)[0][0], student.respond(seen, {}, starts)[0][0])
-        ours, theirs = policy.model.policy_head.weight, student.model.policy_head.weight
-        assert ours.data_ptr() != theirs.data_ptr()
-        policy.decide({"obs": np.zeros(1, np.float32)})
+@pytest.mark.parametrize("sizes", [[5], [256, 256]], ids=["small", "those of the class's default"])
+def test_a_student_that_came_as_an_instance_leaves_as_it_is(sizes):
+    space = spaces.Dict(obs=HiddenSide.single_observation_space)
+    algorithm = of_sides(model=BUILTIN["mlp"](space, 2, hidden_sizes=sizes), model_config={})
+    train(algorithm, 1, env_config=SIDES)
+    policy, student = algorithm.student_policy(), algorithm.policy
+    assert policy.observation_space == space
+    obs, starts = {"obs": torch.linspace(-1, 1, 4)[:, None]}, torch.ones(4, dtype=torch.bool)
+    seen = obs | {"parameters": torch.zeros(4, 1)}
+    assert torch.equal(policy.respond(obs, {}, starts)[0][0], student.respond(seen, {}, starts)[0][0])
+    ours, theirs = policy.model.policy_head.weight, student.model.policy_head.weight
+    assert ours.data_ptr() != theirs.data_ptr()
+    policy.decide({"obs": np.zeros(1, np.float32)})

@@ -112,6 +112,7 @@ REFUSED = {  # messages, and what gets them
     ),
     "`critic_hidden_sizes` must be a list of whole numbers": lambda: of(TD3Config, Pendulum, critic_hidden_sizes=[0]),
     "`exploration_noise` must be greater than 0": lambda: TD3Config(exploration_noise=0.0),
+    "`critic_init` must be one of 'orthogonal', 'uniform'; got 'zeros'": lambda: TD3Config(critic_init="zeros"),
     r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC": lambda: IQLConfig(**DATA).build(
         dataset=switches()
     ),

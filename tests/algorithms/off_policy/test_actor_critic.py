@@ -68,8 +68,6 @@ def test_weights_of_critics_and_policy_begin_uniform_where_that_is_asked_for():
         assert weight.abs().max() <= num_inputs**-0.5
         torch.testing.assert_close(weight.std(), torch.tensor((3 * num_inputs) ** -0.5), rtol=0.1, atol=0.0)
     assert algorithm.policy.model.policy_head.weight.abs().max() > 0.01
-    with pytest.raises(ValueError, match="`critic_init` must be one of 'orthogonal', 'uniform'; got 'zeros'"):
-        TD3Config(critic_init="zeros")
 
 
 def test_observations_are_laid_out_flat_and_discrete_actions_have_a_value_each():
@@ -82,8 +80,6 @@ def test_observations_are_laid_out_flat_and_discrete_actions_have_a_value_each()
     torch.testing.assert_close(values[1], plain(critics, 1, False, "relu")(flat))
     assert Critics(space, Discrete(4), num_atoms=11)(obs).shape == (2, 5, 4, 11)
     assert Critics(OBS, Box(-1, 1, (2, 3), dtype=np.float32))(torch.zeros(5, 3), torch.zeros(5, 2, 3)).shape == (2, 5)
-    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
-        Critics(OBS, ACTION, hidden_sizes=[8, 0])
 
 
 def test_heads_compute_in_float32_under_bfloat16():

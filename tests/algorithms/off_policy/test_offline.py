@@ -42,61 +42,48 @@ def test_a_run_goes_by_its_updates(case):
     assert trainer.tracker.description.startswith("Stopped after 5 steps, 20 updates: ")
 
 
-def test_rows_are_an_algorithms_own():
+def test_rows_and_the_moments_of_observations_are_an_algorithms_own():
     data = dataset()
     algorithm = build("dqn from data", dataset=data, n_step=3, gamma=0.5)
     rows = algorithm.replay.gather(torch.arange(data.size))
     assert rows["discounts"][[0, 8, 9, 18, 19]].tolist() == [0.125, 0.0, 0.0, 0.25, 0.5]
+    (moments,) = build("bc from data", dataset=data).policy.obs_moments.values()
+    torch.testing.assert_close(moments.mean.float(), data.transitions["obs"].mean(0))
+    assert moments.count.item() == 120
     build("dqn from data", dataset=data, n_step=1, gamma=0.9)
     assert torch.equal(algorithm.replay.gather(torch.arange(data.size))["returns"], rows["returns"])
 
 
-@pytest.mark.parametrize("case", ["bc from data", "td3 from data"])
-def test_what_was_learned_acts_without_the_data_set(case, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "folder", "says"),
+    [
+        ("bc from data", "there", r"no data set in .*data"),
+        ("td3 from data", "there", r"no data set in .*data"),
+        ("bc from data", "changed", r"learned from a data set of the digest .* Give the same transitions"),
+        ("bc from data", None, "`dataset` is Dataset, which cannot be saved to a file"),
+    ],
+)
+def test_what_was_learned_acts_without_the_data_set_and_goes_on_with_no_other(
+    case, folder, says, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     env = CASES[case][1]
-    algorithm = build(case, tmp_path)
+    algorithm = build(case, tmp_path if folder else None)
     trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints="run")
     trainer.step()
     trainer.save()
-    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    if folder:
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
+    if folder == "changed":
+        dataset(seed=4).save(tmp_path / "data")
     assert main(["export", "run", "--output", "policy.safetensors"]) == 0
     assert main(["collect", "run", "--env", env.__name__, "--transitions", "9", "--output", "recorded"]) == 0
     obs = torch.randn(5, *env(1).single_observation_space.shape)
     expected = algorithm.policy.decide(obs).actions
     np.testing.assert_array_equal(Policy.load("policy.safetensors").decide(obs).actions, expected)
     np.testing.assert_array_equal(load_algorithm("run").policy.decide(obs).actions, expected)
-    with pytest.raises(ValueError, match=r"no data set in .*data"):
-        Trainer.resume("run", tracker=NullTracker())
-
-
-def test_what_was_learned_from_tensors_in_memory_acts_too(tmp_path):
-    trainer = Trainer(build("bc from data"), tracker=NullTracker(), checkpoints=tmp_path)
-    trainer.step()
-    trainer.save()
-    obs = torch.randn(5, 4)
-    expected = trainer.algorithm.policy.decide(obs).actions
-    np.testing.assert_array_equal(load_algorithm(tmp_path).policy.decide(obs).actions, expected)
-    with pytest.raises(CheckpointError, match="`dataset` is Dataset, which cannot be saved to a file"):
-        Trainer.resume(tmp_path, tracker=NullTracker())
-
-
-def test_another_data_set_under_the_same_path_is_refused(tmp_path):
-    first = Trainer(build("bc from data", tmp_path), tracker=NullTracker(), checkpoints=tmp_path / "run")
-    first.step()
-    first.save()
-    (tmp_path / "data").rename(tmp_path / "before")
-    dataset(seed=4).save(tmp_path / "data")
-    with pytest.raises(ValueError, match=r"learned from a data set of the digest .* Give the same transitions"):
-        Trainer.resume(tmp_path / "run", tracker=NullTracker()).step()
-
-
-def test_observations_are_normalised_by_the_moments_of_the_data():
-    data = dataset()
-    algorithm = build("bc from data", dataset=data)
-    (moments,) = algorithm.policy.obs_moments.values()
-    torch.testing.assert_close(moments.mean.float(), data.transitions["obs"].mean(0))
-    assert moments.count.item() == 120
+    with pytest.raises((ValueError, CheckpointError), match=says):
+        Trainer.resume("run", tracker=NullTracker()).step()
 
 
 class Doubles(Steps):

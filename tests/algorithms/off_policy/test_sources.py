@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from tests.algorithms.by_hand import updated
+from tests.algorithms.by_hand import batch_of, updated
 from tests.probes import Forever
 
 from rl8x import keys
 from rl8x.algorithms import SACConfig, TD3Config
-from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import SCALE
 from rl8x.checkpoint.tree import clone
 from rl8x.tracking import NullTracker
@@ -37,18 +36,16 @@ def build(name, **options):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rewards_are_scaled_to_the_bound_of_returns(name):
     algorithm = build(name)
+    wide, unscaled = build(name, return_bound=50.0), build(name, return_bound=None)
     for _ in range(3):
         algorithm.collect()
+        wide.collect()
     std = np.std([100, 150, 175])
     assert algorithm.source.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
     assert algorithm.source.items(torch.zeros(3, 1, dtype=torch.int64))[SCALE].tolist() == pytest.approx(
         [1 / 35] * 3, rel=1e-5
     )
-    wide = build(name, return_bound=50.0)
-    for _ in range(3):
-        wide.collect()
     assert wide.source.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
-    unscaled = build(name, return_bound=None)
     assert SCALE not in unscaled.draw(0, 3)
     with pytest.raises(ValueError, match=r"the run had a `return_bound`, which .* got None. Resume it as it was"):
         unscaled.load_state_dict(algorithm.state_dict())
@@ -60,17 +57,11 @@ def test_rewards_are_scaled_to_the_bound_of_returns(name):
 @pytest.mark.parametrize("num_atoms", [1, 11])
 def test_updates_scale_returns(name, num_atoms):
     algorithms = [build(name, return_bound=None, num_atoms=num_atoms) for _ in range(2)]
-    generator = torch.Generator().manual_seed(5)
-    rows = {each: torch.randn(6, 1, generator=generator) for each in (keys.OBS, keys.NEXT_OBS, keys.ACTIONS)}
-    rows |= {keys.RETURNS: torch.randn(6, generator=generator) * 3, keys.DISCOUNTS: torch.full((6,), 0.5)}
-    found = []
-    for algorithm, change in zip(
-        algorithms, ({SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}), strict=True
-    ):
-        drawn = {each: tensor[0] for each, tensor in algorithm.draw(0, 1).items()}
-        found.append(updated(algorithm, rows | drawn | {TAU: torch.tensor(0.5)} | change))
-    assert found[0].metrics["losses/q"].item() == found[1].metrics["losses/q"].item()
-    assert torch.equal(found[0].errors, found[1].errors)
+    rows = batch_of(algorithms[0])
+    changes = {SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}
+    one, other = (updated(algorithm, rows | change) for algorithm, change in zip(algorithms, changes, strict=True))
+    assert one.metrics["losses/q"].item() == other.metrics["losses/q"].item()
+    assert torch.equal(one.errors, other.errors)
 
 
 def evaluated(algorithm):

@@ -33,6 +33,8 @@ def test_sequences_hold_what_the_rollout_held(seq_len):
             assert batch[name].dtype == tensor.dtype
             assert torch.equal(batch[name][:, i], tensor[steps, copy]), name
         assert torch.equal(state["h"][i], states["h"][sequence, copy])
+    tensors["obs"].fill_(7)  # what is wide is not copied
+    assert (pack.gather(rows)[0]["obs"] == 7).all()
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -50,14 +52,3 @@ def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
     seen = [row for part in rows for row in part]
     assert sorted(seen) == list(range(12))
     assert (seen == list(range(12))) == (not shuffle or minibatch == 12)
-
-
-def test_what_is_wide_is_not_copied():
-    tensors = rollout(6, 4)
-    pack = SequencePack(6, 4, 3)
-    pack.fill(tensors, {})
-    assert (pack.wide, pack.masked, pack.width) == (True, False, 20 * 15 + 1 + 1 + 2)
-    tensors["obs"].fill_(7)
-    batch, _ = pack.gather(torch.tensor([1]))
-    assert (batch["obs"] == 7).all()
-    assert batch["obs"].dtype == torch.uint8
