@@ -2,6 +2,7 @@
 
 import torch
 from gymnasium.spaces import Discrete
+from torch.nn.functional import linear
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.learner import TAU
@@ -34,7 +35,7 @@ def dataset(env_class=CartPole, size=120, seed=3):
 
 
 class Networks:
-    """Networks row by row in float64, from their weights by name, which second formulations may differentiate."""
+    """Networks in float64, from their weights by name, which second formulations may differentiate."""
 
     def __init__(self, algorithm):
         optimizers = algorithm.nets.trained
@@ -48,15 +49,15 @@ class Networks:
 
     def perceptron(self, net, x, hidden, head):
         w = self.weights[net]
-        x = torch.relu(w[f"{hidden}.0.weight"] @ x + w[f"{hidden}.0.bias"])
-        return w[f"{head}.weight"] @ x + w[f"{head}.bias"]
+        x = torch.relu(linear(x, w[f"{hidden}.0.weight"], w[f"{hidden}.0.bias"]))
+        return linear(x, w[f"{head}.weight"], w[f"{head}.bias"])
 
     def features(self, net, obs):
-        """What the policy's distribution is made of, of one observation."""
+        """What the policy's distribution is made of, `[..., num_features]`."""
         return self.perceptron(net, obs, "actor", "policy_head")
 
     def outputs(self, net, i, x):
-        """All numbers of the i-th critic, of an observation, or of one and an action."""
+        """All numbers of the i-th critic, of observations, or of such with actions, `[..., num_outputs]`."""
         w = self.weights[net]
         hidden = torch.relu(x @ w["hidden.0.weight"][i] + w["hidden.0.bias"][i, 0])
         return hidden @ w["head.weight"][i] + w["head.bias"][i, 0]

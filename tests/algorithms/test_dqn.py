@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from tests.algorithms.by_hand import batch_of, disturb, updated
+from tests.algorithms.by_hand import Networks, batch_of, disturb, updated
 from tests.algorithms.test_conformance import build as build_case
 from tests.algorithms.test_conformance import train
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, dqn
-from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
+from rl8x.functional import project
 from rl8x.q_values import QPolicy
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
@@ -40,68 +40,45 @@ def build_offline(**options):
 # -- one update, row by row
 
 
-def plain_outputs(algorithm, obs):
-    """The numbers of each action, row by row, in NumPy, from the weights by name; `[num_actions, num_outputs]`."""
-    weights = {name: value.detach().double().numpy() for name, value in algorithm.policy.model.state_dict().items()}
-    hidden = np.maximum(weights["actor.0.weight"] @ obs.double().numpy() + weights["actor.0.bias"], 0)
-    features = weights["policy_head.weight"] @ hidden + weights["policy_head.bias"]
-    table = features.reshape(-1, max(algorithm.config.num_atoms, algorithm.config.num_quantiles))
-    if algorithm.config.dueling and table.shape[-1] > 1:
-        table = table[0] + table[1:] - table[1:].mean(0)
-    elif algorithm.config.dueling:
-        value = weights["value_head.weight"] @ hidden + weights["value_head.bias"]
-        table = value + table - table.mean(0)
-    return table
+def huber(u, delta):
+    return torch.where(u.abs() <= delta, u * u / 2, delta * (u.abs() - delta / 2))
 
 
-def softmax(logits):
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    return shares / shares.sum(-1, keepdims=True)
+class Plain(Networks):
+    """Losses as in the papers; what is projected is compared in tests/functional."""
 
+    def __init__(self, algorithm):
+        super().__init__(algorithm)
+        self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms).double()
 
-def plain_means(algorithm, table):
-    config = algorithm.config
-    if config.num_atoms == 1:
-        return table.mean(-1)
-    return softmax(table) @ np.linspace(config.v_min, config.v_max, config.num_atoms)
+    def outputs(self, net, obs):
+        """The numbers of each action, `[rows, num_actions, num_outputs]`."""
+        num_outputs = max(self.config.num_atoms, self.config.num_quantiles)
+        table = self.perceptron(net, obs.double(), "actor", "policy_head").unflatten(-1, (-1, num_outputs))
+        if self.config.dueling and num_outputs > 1:
+            return table[:, :1] + table[:, 1:] - table[:, 1:].mean(1, keepdim=True)
+        if self.config.dueling:
+            value = self.perceptron(net, obs.double(), "actor", "value_head")
+            return value.unsqueeze(1) + table - table.mean(1, keepdim=True)
+        return table
 
+    def means(self, table):
+        return table.mean(-1) if self.config.num_atoms == 1 else table.softmax(-1) @ self.atoms
 
-def plain_categorical(config, outputs, following, returns, discount):
-    """Algorithm 1 of the paper: each atom's probability goes to its neighbours, then the cross-entropy."""
-    atoms = np.linspace(config.v_min, config.v_max, config.num_atoms)
-    step, target = atoms[1] - atoms[0], np.zeros(config.num_atoms)
-    for atom, prob in zip(atoms, softmax(following), strict=True):
-        place = (np.clip(returns + discount * atom, config.v_min, config.v_max) - config.v_min) / step
-        low, high = int(np.floor(place)), int(np.ceil(place))
-        target[low] += prob * (high - place if high > low else 1.0)
-        target[high] += prob * (place - low)
-    assert target.sum() == pytest.approx(1)
-    return -(target * np.log(softmax(outputs))).sum(), target @ atoms
-
-
-def plain_huber(u, delta):
-    return u * u / 2 if abs(u) <= delta else delta * (abs(u) - delta / 2)
-
-
-def plain_quantile(delta, outputs, goals):
-    """Equations 9 and 10 of the paper, pair by pair."""
-    total = 0.0
-    for i, theta in enumerate(outputs):
-        tau = (i + 0.5) / len(outputs)
-        for y in goals:
-            u = y - theta
-            size = abs(u) if delta is None else plain_huber(u, delta) / delta
-            total += abs(tau - (u < 0)) * size / len(goals)
-    return total
-
-
-def with_target(algorithm):
-    """Move all weights, and the trained ones away from the target's; return the target's outputs for the next rows."""
-    disturb(algorithm, 0.5)
-    algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].weights)
-    target = [plain_outputs(algorithm, obs) for obs in batch_of(algorithm)[keys.NEXT_OBS]]
-    disturb(algorithm, -1.0)
-    return target
+    def losses(self, outputs, following, returns, discounts):
+        """Return the losses and the means of what outputs are moved to, `[rows]` each."""
+        delta = self.config.huber_delta
+        if self.config.num_atoms > 1:
+            goals = project(following.softmax(-1), returns + discounts * self.atoms, self.atoms)
+            return -(goals * outputs.log_softmax(-1)).sum(-1), goals @ self.atoms
+        goals, total, n = returns + discounts * following, 0.0, outputs.shape[-1]
+        if n == 1:
+            return huber(outputs - goals, math.inf if delta is None else delta)[:, 0], goals[:, 0]
+        for i, j in itertools.product(range(n), range(n)):  # equations 9 and 10
+            u = goals[:, j] - outputs[:, i]
+            size = u.abs() if delta is None else huber(u, delta) / delta
+            total = total + ((i + 0.5) / n - (u < 0).double()).abs() * size / n
+        return total, goals.mean(-1)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -116,30 +93,22 @@ def with_target(algorithm):
         {"num_quantiles": 4, "huber_delta": None},
     ],
 )
-def test_the_loss_is_that_of_the_papers_row_by_row(kind, double, dueling):
+def test_the_loss_is_that_of_the_papers(kind, double, dueling):
     algorithm = build_offline(double=double, dueling=dueling, cql_coeff=0.5, **kind)
-    target, config, batch = with_target(algorithm), algorithm.config, batch_of(algorithm)
+    disturb(algorithm, 0.5)
+    algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].weights)
+    disturb(algorithm, -1.0)
+    plain, batch = Plain(algorithm), batch_of(algorithm)
     weights = torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7])
-    losses, errors, disagree = [], [], 0
-    for i in range(6):
-        online = plain_outputs(algorithm, batch[keys.NEXT_OBS][i])
-        greedy = [np.argmax(plain_means(algorithm, table)) for table in (target[i], online)]
-        disagree, best = disagree + (greedy[0] != greedy[1]), greedy[double]
-        returns, discount = batch[keys.RETURNS][i].item(), batch[keys.DISCOUNTS][i].item()
-        outputs = plain_outputs(algorithm, batch[keys.OBS][i])[batch[keys.ACTIONS][i]]
-        if config.num_atoms > 1:
-            loss, goal = plain_categorical(config, outputs, target[i][best], returns, discount)
-        elif config.num_quantiles > 1:
-            goals = returns + discount * target[i][best]
-            loss, goal = plain_quantile(config.huber_delta, outputs, goals), goals.mean()
-        else:
-            goal = returns + discount * target[i][best][0]
-            loss = plain_huber(abs(outputs[0] - goal), config.huber_delta or math.inf)
-        losses.append(loss)
-        errors.append(abs(plain_means(algorithm, outputs) - goal))
-    assert disagree
+    target, online = (plain.outputs(net, batch[keys.NEXT_OBS]) for net in ("target", "q"))
+    greedy = [plain.means(table).argmax(-1) for table in (target, online)]
+    assert not torch.equal(*greedy)
+    outputs = plain.outputs("q", batch[keys.OBS])[range(6), batch[keys.ACTIONS]]
+    given = target[range(6), greedy[double]], batch[keys.RETURNS].unsqueeze(1), batch[keys.DISCOUNTS].unsqueeze(1)
+    losses, goals = plain.losses(outputs, *given)
+    errors = (plain.means(outputs) - goals).abs().detach().numpy()
     numbers, found = updated(algorithm, batch | {WEIGHTS: weights})
-    assert numbers["losses/q"].item() == pytest.approx(np.mean(losses * weights.numpy()), rel=1e-5)
+    assert numbers["losses/q"].item() == pytest.approx((losses * weights).mean().item(), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
 
@@ -149,26 +118,16 @@ def test_a_step_goes_down_the_gradient_of_the_loss_and_of_the_conservative_term(
     """The targets have no gradient, and the loss that is logged is the error alone."""
     options = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None, "double": False, "huber_delta": 1.0}
     algorithm = build_offline(cql_coeff=coeff, **options)
-    batch, policy = batch_of(algorithm), algorithm.policy
-    starts = torch.zeros(1, 6, dtype=torch.bool)
-    with torch.no_grad():
-        goals = policy(batch[keys.NEXT_OBS][None], {}, starts)[0].amax(-1)
-        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * goals
-    table = policy(batch[keys.OBS][None], {}, starts)[0]
-    values = table[torch.arange(6), batch[keys.ACTIONS]]
-    terms = []
-    for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):
-        row = plain_outputs(algorithm, obs)[:, 0]
-        terms.append(math.log(sum(math.exp(q) for q in row)) - row[action])
-    gap = (table.logsumexp(-1) - values).mean()
-    assert gap.item() == pytest.approx(np.mean(terms), rel=1e-5)
-    parameters, error = list(policy.parameters()), q_loss(values, goals, 1.0).mean()
-    gradients = torch.autograd.grad(error + coeff * gap, parameters, allow_unused=True)
-    moves = [torch.zeros_like(each) if g is None else -0.1 * g for each, g in zip(parameters, gradients, strict=True)]
-    expected = [each.detach() + move for each, move in zip(parameters, moves, strict=True)]
+    batch, plain = batch_of(algorithm), Plain(algorithm)
+    table = plain.outputs("q", batch[keys.OBS])[..., 0]
+    values = table[range(6), batch[keys.ACTIONS]]
+    following = plain.outputs("target", batch[keys.NEXT_OBS])[..., 0].amax(-1).detach()
+    error = huber(values - (batch[keys.RETURNS] + batch[keys.DISCOUNTS] * following), 1.0).mean()
+    gap = (table.exp().sum(-1).log() - values).mean()
+    plain.descend("q", error + coeff * gap)
     assert updated(algorithm, batch).metrics["losses/q"].item() == pytest.approx(error.item(), rel=1e-5)
-    for each, wanted in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(each.detach(), wanted)
+    for name, part in Networks(algorithm).weights["q"].items():
+        torch.testing.assert_close(part, plain.weights["q"][name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", KINDS)

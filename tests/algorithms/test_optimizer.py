@@ -1,9 +1,9 @@
 import copy
-import itertools
 
 import pytest
 import torch
 from tests.algorithms.test_conformance import build, train
+from tests.probes import weights_of
 from torch import nn
 
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
@@ -11,16 +11,16 @@ from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
 CASES = [
-    ("adam", {}, torch.optim.Adam, {}),
-    ("adam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.Adam, None),
-    ("adamw", {}, torch.optim.AdamW, {}),
-    ("adamw", {"weight_decay": 0.3}, torch.optim.AdamW, None),
-    ("radam", {}, torch.optim.RAdam, {}),
-    ("radam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.RAdam, None),
-    ("radam", {"betas": [0.9, 0.6]}, torch.optim.RAdam, None),
-    ("sgd", {}, torch.optim.SGD, {}),
-    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}, torch.optim.SGD, None),
-    ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD, None),
+    ("adam", {}, torch.optim.Adam),
+    ("adam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.Adam),
+    ("adamw", {}, torch.optim.AdamW),
+    ("adamw", {"weight_decay": 0.3}, torch.optim.AdamW),
+    ("radam", {}, torch.optim.RAdam),
+    ("radam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.RAdam),
+    ("radam", {"betas": [0.9, 0.6]}, torch.optim.RAdam),
+    ("sgd", {}, torch.optim.SGD),
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}, torch.optim.SGD),
+    ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD),
 ]
 
 
@@ -31,17 +31,20 @@ def step(flat, clip=None, active=None):
 
 def nets():
     torch.manual_seed(0)
-    first, second = (nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)) for _ in range(2))
-    second.load_state_dict(first.state_dict())
-    return first, second
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    return net, copy.deepcopy(net)
 
 
-@pytest.mark.parametrize(("name", "config", "reference", "options"), CASES)
+def flattened(net, name="adam", lr=0.1, **config):
+    return FlatOptimizer(net, make_rule(name, config), lr=lr)
+
+
+@pytest.mark.parametrize(("name", "config", "reference"), CASES)
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_steps_equal_torchs(name, config, reference, options, clip):
+def test_steps_equal_torchs(name, config, reference, clip):
     ours, theirs = nets()
-    flat = FlatOptimizer(ours, make_rule(name, config), lr=0.01)
-    optimizer = reference(theirs.parameters(), lr=0.01, **(config if options is None else options))
+    flat = flattened(ours, name, 0.01, **config)
+    optimizer = reference(theirs.parameters(), lr=0.01, **config)
     for _ in range(9):  # the rectification of RAdam begins at the sixth
         x = torch.randn(7, 3)
         flat.gradient.zero_()
@@ -58,7 +61,7 @@ def test_steps_equal_torchs(name, config, reference, options, clip):
 
 def test_modules_hold_aligned_views_of_the_vector():
     net, _ = nets()
-    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
+    flat = flattened(net)
     for weight in net.parameters():
         offset = weight.data_ptr() - flat.weights.data_ptr()
         assert offset % 64 == 0
@@ -68,15 +71,13 @@ def test_modules_hold_aligned_views_of_the_vector():
 
 
 def test_an_inactive_step_changes_nothing_even_with_bad_gradients():
-    net, _ = nets()
-    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
+    flat = flattened(nets()[0])
     flat.gradient.fill_(1.0)
     step(flat, 1.0, torch.tensor(True))
-    before = [tensor.clone() for tensor in (flat.weights, *flat.moments.values())]
+    before = [tensor.clone() for tensor in flat.state]
     flat.gradient.fill_(torch.nan)
     step(flat, 1.0, torch.tensor(False))
-    for tensor, old in zip((flat.weights, *flat.moments.values()), before, strict=True):
-        assert torch.equal(tensor, old)
+    assert all(map(torch.equal, flat.state, before))
 
 
 class Reversed(nn.Sequential):
@@ -87,9 +88,8 @@ class Reversed(nn.Sequential):
 @pytest.mark.parametrize("name", ["adam", "radam", "sgd"])
 def test_a_restored_optimizer_goes_on_in_place_by_names_in_any_order(name):
     net, other = nets()
-    rule = make_rule(name, {"momentum": 0.9} if name == "sgd" else {})
-    first = FlatOptimizer(net, rule, lr=0.1)
-    second = FlatOptimizer(Reversed(*other), rule, lr=0.3)
+    config = {"momentum": 0.9} if name == "sgd" else {}
+    first, second = flattened(net, name, **config), flattened(Reversed(*other), name, 0.3, **config)
     first.gradient.normal_()
     step(first)
     pointers = [moment.data_ptr() for moment in second.moments.values()]
@@ -101,24 +101,23 @@ def test_a_restored_optimizer_goes_on_in_place_by_names_in_any_order(name):
             each(torch.ones(1, 3)).sum().backward()
         step(first)
         step(second)
-    assert all(torch.equal(*pair) for pair in zip(net.parameters(), other.parameters(), strict=True))
+    assert all(map(torch.equal, net.parameters(), other.parameters()))
     assert pointers == [moment.data_ptr() for moment in second.moments.values()]
 
 
 def test_a_restored_state_has_no_number_of_the_padding():
-    net, _ = nets()
-    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
+    net, before = nets()
+    flat = flattened(net)
     state = copy.deepcopy(flat.state_dict())
     flat.gradient.fill_(torch.nan)
     step(flat)
-    net.load_state_dict(nets()[0].state_dict())
+    net.load_state_dict(before.state_dict())
     flat.load_state_dict(state)
     assert all(torch.isfinite(vector).all() for vector in flat.state)
 
 
 def saved_by(*sizes, optimizer="adam", **config):
-    layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
-    flat = FlatOptimizer(nn.Sequential(*layers), make_rule(optimizer, config), lr=0.1)
+    flat = flattened(nn.Sequential(*map(nn.Linear, sizes, sizes[1:])), optimizer, **config)
     step(flat)
     return flat
 
@@ -139,16 +138,16 @@ def test_another_layout_is_refused_and_changes_nothing(case):
     before = [tensor.clone() for tensor in flat.state]
     with pytest.raises(ValueError, match=message):
         flat.load_state_dict(saved.state_dict())
-    assert all(torch.equal(*pair) for pair in zip(flat.state, before, strict=True))
-
-
-def trained(case, steps=2):
-    return went_on(build(case), steps)
+    assert all(map(torch.equal, flat.state, before))
 
 
 def went_on(algorithm, steps=2):
     train(algorithm, steps)
     return algorithm
+
+
+def trained(case, steps=2):
+    return went_on(build(case), steps)
 
 
 def assigned(algorithm):
@@ -166,10 +165,8 @@ def moved_and_back(algorithm):
 @pytest.mark.parametrize("put", [assigned, moved_and_back, copy.deepcopy])
 def test_weights_that_take_the_place_of_trained_ones_are_trained(name, put):
     straight, put_in = went_on(trained(name)), went_on(put(trained(name)))
-    pairs = list(zip(straight.policy.parameters(), put_in.policy.parameters(), strict=True))
-    assert all(torch.equal(*pair) for pair in pairs)
-    before = trained(name).policy.parameters()
-    assert not all(torch.equal(old, new) for old, (_, new) in zip(before, pairs, strict=True))
+    assert torch.equal(weights_of(straight), weights_of(put_in))
+    assert not torch.equal(weights_of(trained(name)), weights_of(put_in))
 
 
 USES = {
@@ -195,7 +192,7 @@ def test_programs_go_on_with_the_tensors_that_they_hold(use):
 def test_shared_weights_stay_shared():
     layer = nn.Linear(3, 3)
     net = nn.Sequential(layer, nn.Tanh(), nn.Sequential(layer))
-    flat = FlatOptimizer(net, make_rule("adam", {}), lr=0.1)
+    flat = flattened(net)
     net.load_state_dict({name: torch.full_like(value, 2.0) for name, value in net.state_dict().items()}, assign=True)
     flat.rejoin()
     flat.weights.add_(1.0)

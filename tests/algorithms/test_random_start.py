@@ -42,18 +42,15 @@ def test_copies_reach_the_limit_at_times_spread_over_it():
     flags, stats = ended(build(), 3 * 4 * 4)
     begun = offsets(flags)
     counts = torch.bincount(begun, minlength=LIMIT)
-    assert len(counts) == LIMIT
     # 64 draws of 10 equally likely numbers: chi squared with 9 degrees of freedom is above 27.9 once in 1,000 times
     assert float(((counts - 6.4) ** 2 / 6.4).sum()) < 27.9
     # After the first, each episode has the whole limit.
     first = LIMIT - begun
-    for n in range(64):
-        assert flags[:, n].nonzero().squeeze(1).tolist() == list(range(int(first[n]) - 1, 48, LIMIT))
+    steps = torch.arange(1, 49).unsqueeze(1)
+    assert torch.equal(flags, (steps >= first) & ((steps - first) % LIMIT == 0))
     # In the statistics are the whole episodes alone.
-    whole = [int(sum((flags[4 * i : 4 * i + 4, n]).sum() for n in range(64))) for i in range(12)]
-    shortened = [int(((first > 4 * i) & (first <= 4 * i + 4) & (begun > 0)).sum()) for i in range(12)]
-    assert [row["episodes/ended"] for row in stats] == [a - b for a, b in zip(whole, shortened, strict=True)]
-    assert sum(shortened) == int((begun > 0).sum())
+    whole = flags & ((steps > first) | (begun == 0))
+    assert [row["episodes/ended"] for row in stats] == whole.view(12, -1).sum(1).tolist()
     lengths = {row[name] for row in stats for name in ("episodes/lengths/min", "episodes/lengths/max") if name in row}
     assert lengths == {LIMIT}
 
@@ -88,11 +85,10 @@ def test_an_episode_that_terminates_before_its_shortened_limit_is_left_out_too()
 def test_it_is_off_by_default_and_takes_no_numbers_of_the_environments():
     flags, _ = ended(build(random_start=PPOConfig().random_start), 12)
     assert (offsets(flags) == 0).all()
-    firsts = []
-    for algorithm in (build(random_start=False), build()):
+    one, other = build(random_start=False), build()
+    for algorithm in (one, other):
         algorithm.collect()
-        firsts.append(algorithm.rollout[keys.OBS][0].clone())
-    assert torch.equal(*firsts)
+    assert torch.equal(one.rollout[keys.OBS][0], other.rollout[keys.OBS][0])
 
 
 def test_moving_parameters_go_by_whole_episodes_alone():
@@ -111,11 +107,9 @@ def test_moving_parameters_go_by_whole_episodes_alone():
 
 
 def test_an_evaluation_in_the_training_environment_leaves_out_shortened_episodes_too():
-    algorithm, rows = build(), []
-    for evaluates in (False, True, False, True):
-        rows.append(dict(algorithm.evaluate() if evaluates else algorithm.collect()))
-    trained = build()
-    _, stats = ended(trained, 4 * 4)
+    algorithm = build()
+    rows = [dict(play()) for _ in range(2) for play in (algorithm.collect, algorithm.evaluate)]
+    _, stats = ended(build(), 4 * 4)
     assert [row["episodes/ended"] for row in rows] == [row["episodes/ended"] for row in stats]
     assert all(row.get("episodes/lengths/min", LIMIT) == LIMIT for row in rows)
 
@@ -128,11 +122,11 @@ def sync(num_envs, **options):
     return GymnasiumEnv(gymnasium.vector.SyncVectorEnv(copies, autoreset_mode="NextStep"), **options)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "next step"])
-def test_copies_that_are_stepped_one_by_one_have_it(kind):
-    env, limit = functools.partial(GymnasiumEnv, "Pendulum-v1", vectorization=kind), LIMIT
-    if kind == "next step":
-        env, limit = sync, ...
+OF_ID = {kind: functools.partial(GymnasiumEnv, "Pendulum-v1", vectorization=kind) for kind in ("sync", "async")}
+
+
+@pytest.mark.parametrize(("env", "limit"), [*((env, LIMIT) for env in OF_ID.values()), (sync, ...)])
+def test_copies_that_are_stepped_one_by_one_have_it(env, limit):
     algorithm = build(env, time_limit=limit, num_envs=4, horizon=2)
     flags, stats = ended(algorithm, 12)
     algorithm.env.close()

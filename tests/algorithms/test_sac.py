@@ -22,7 +22,7 @@ def build(env=Pendulum, **options):
 
 
 class Plain(Networks):
-    """One update row after row, by autograd and torch.distributions, as in the papers."""
+    """One update, by autograd and torch.distributions, as in the papers."""
 
     def __init__(self, algorithm):
         super().__init__(algorithm)
@@ -30,61 +30,56 @@ class Plain(Networks):
         self.target_entropy = algorithm.target_entropy
 
     def q(self, net, obs, action=None):
-        """The critics' values of one observation, `[num_critics]`; of discrete actions `[num_critics, num_actions]`."""
-        x = obs if self.discrete else torch.cat([obs, action])
+        """The critics' values, `[num_critics, rows]`; of discrete actions `[num_critics, rows, num_actions]`."""
+        x = obs if self.discrete else torch.cat([obs, action], -1)
         outputs = torch.stack([self.outputs(net, i, x) for i in range(self.config.num_critics)])
-        return outputs if self.discrete else outputs[:, 0]
+        return outputs if self.discrete else outputs[..., 0]
 
-    def value(self, net, obs, noise):
-        """V(s) of one observation, and -log pi or its expectation."""
-        alpha, features = self.weights["alpha"]["log_alpha"].exp().detach()[0], self.features("policy", obs)
-        if self.discrete:
-            distribution = torch.distributions.Categorical(logits=features)
-            q, logs = self.q(net, obs).min(0).values, distribution.probs.log()
-            return (distribution.probs * (q - alpha * logs)).sum(), distribution.entropy()
-        mean, log_std = features.chunk(2)
+    def taken(self, batch):
+        """The critics' values of the actions of a batch, `[num_critics, rows]`."""
+        obs, actions = batch[keys.OBS].double(), batch[keys.ACTIONS]
+        return self.q("q", obs)[:, range(6), actions] if self.discrete else self.q("q", obs, actions.double())
+
+    def sampled(self, obs, noise):
+        """Actions of a box from -2 to 2, and log-densities of them as shares of it, `[..., rows]`."""
+        mean, log_std = self.features("policy", obs).chunk(2, -1)
         u = mean + log_std.exp() * noise
         logp = torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - torch.log(1 - torch.tanh(u) ** 2)
-        return self.q(net, obs, 2 * torch.tanh(u)).min() - alpha * logp.sum(), -logp.sum()
+        return 2 * torch.tanh(u), logp.sum(-1)
+
+    def value(self, net, obs, noise):
+        """V(s), and -log pi or its expectation, `[rows]` each."""
+        alpha = self.weights["alpha"]["log_alpha"].exp().detach()
+        if self.discrete:
+            distribution = torch.distributions.Categorical(logits=self.features("policy", obs))
+            q, logs = self.q(net, obs).min(0).values, distribution.probs.log()
+            return (distribution.probs * (q - alpha * logs)).sum(-1), distribution.entropy()
+        actions, logp = self.sampled(obs, noise)
+        return self.q(net, obs, actions).min(0).values - alpha * logp, -logp
 
     def q_loss(self, batch):
-        total = 0.0
-        for i in range(6):
-            row = {name: batch[name][i].double() for name in (keys.OBS, keys.NEXT_OBS, keys.RETURNS, keys.DISCOUNTS)}
-            noise = None if self.discrete else batch[NOISE][0, i]
-            after = self.value("target", row[keys.NEXT_OBS], noise)[0].detach()
-            goal, action = row[keys.RETURNS] + row[keys.DISCOUNTS] * after, batch[keys.ACTIONS][i]
-            q = self.q("q", row[keys.OBS])[:, action] if self.discrete else self.q("q", row[keys.OBS], action.double())
-            total = total + (0.5 * (q - goal) ** 2).sum() / 6
-        return total
+        after, _ = self.value("target", batch[keys.NEXT_OBS].double(), None if self.discrete else batch[NOISE][0])
+        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * after.detach()
+        return (0.5 * (self.taken(batch) - goals) ** 2).mean(-1).sum()
 
     def policy_loss(self, batch):
-        noise = [None] * 6 if self.discrete else batch[NOISE][1]
-        both = [self.value("q", obs.double(), each) for obs, each in zip(batch[keys.OBS], noise, strict=True)]
-        return -torch.stack([value for value, _ in both]).mean(), torch.stack([each for _, each in both]).detach()
+        values, entropies = self.value("q", batch[keys.OBS].double(), None if self.discrete else batch[NOISE][1])
+        return -values.mean(), entropies.detach()
 
     def conservatism(self, batch):
-        """The penalty, row after row and action after action, with densities of actions scaled to [-1, 1]."""
-        total = 0.0
-        for i in range(6):
-            obs, taken = batch[keys.OBS][i].double(), batch[keys.ACTIONS][i]
-            if self.discrete:
-                table = self.q("q", obs)
-                total = total + sum(each.exp().sum().log() - each[taken] for each in table) / 6
-                continue
-            tried = []
-            for kind, key in enumerate((None, keys.OBS, keys.NEXT_OBS)):
-                for noise in batch[CQL_NOISE][kind, :, i].flatten().tolist():
-                    if key is None:
-                        tried.append((2 * math.erf(noise / math.sqrt(2)), 0.5))
-                        continue
-                    mean, log_std = self.features("policy", batch[key][i].double()).tolist()
-                    u = mean + math.exp(log_std) * noise
-                    normal = math.exp(-0.5 * noise**2) / math.sqrt(2 * math.pi) / math.exp(log_std)
-                    tried.append((2 * math.tanh(u), normal / (1 - math.tanh(u) ** 2)))
-            weighed = sum(self.q("q", obs, torch.tensor([a]).double()).exp() / density for a, density in tried)
-            total = total + ((weighed / len(tried)).log() - self.q("q", obs, taken.double())).sum() / 6
-        return total
+        """The penalty, with densities of actions scaled to [-1, 1]."""
+        obs = batch[keys.OBS].double()
+        if self.discrete:
+            sums = self.q("q", obs).exp().sum(-1)
+        else:
+            uniform, now, after = batch[CQL_NOISE].double()
+            tried = [(2 * torch.erf(uniform / math.sqrt(2)), torch.full(uniform.shape[:-1], math.log(0.5)))]
+            tried += [
+                self.sampled(batch[key].double(), noise) for key, noise in ((keys.OBS, now), (keys.NEXT_OBS, after))
+            ]
+            actions, logp = (torch.cat(each) for each in zip(*tried, strict=True))
+            sums = (self.q("q", obs.expand(len(actions), -1, -1), actions).exp() / logp.exp()).mean(1)
+        return (sums.log() - self.taken(batch)).mean(-1).sum()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_critics": 3}], ids=["twin", "three"])

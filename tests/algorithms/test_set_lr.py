@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.test_conformance import EACH, build, train, weights
-from tests.probes import traced_only
+from tests.probes import traced_only, weights_of
 
 from rl8x import MemoryTracker, Trainer, keys
 from rl8x.algorithms.base import LR, GenericAlgorithmBase
@@ -46,10 +46,10 @@ def test_a_rate_that_is_set_is_that_of_a_schedule_that_steps_to_it(name, executi
     assert steps(other, 1) == [1e-3]
     mine.set_lr(None)
     assert steps(mine, 1) == [1e-3]
-    before = [each.clone() for each in mine.policy.parameters()]
+    before = weights_of(mine)
     mine.set_lr(0)
     assert steps(mine, 2) == [0.0, 0.0]
-    assert all(map(torch.equal, mine.policy.parameters(), before))
+    assert torch.equal(weights_of(mine), before)
 
 
 @pytest.mark.parametrize("lr", [-1e-3, math.nan, math.inf, True, "1e-3", [[0, 1e-3]]])
@@ -61,18 +61,21 @@ def test_other_rates_are_refused_and_change_nothing(lr):
     assert steps(algorithm, 1) == [1e-3]
 
 
-def test_a_rate_beside_a_schedule_is_refused():
-    algorithm = build("dqn, schedules")
-    with pytest.raises(ValueError, match="the learning rate follows `lr_schedule`, which set_lr would break"):
+class Idle(GenericAlgorithmBase):
+    step = learned_state = load_learned_state = None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: build("dqn, schedules"), "the learning rate follows `lr_schedule`, which set_lr would break"),
+        (lambda: object.__new__(Idle), "Idle has no learning rate"),
+    ],
+)
+def test_where_no_rate_can_be_set_it_is_said(make, message):
+    algorithm = make()
+    with pytest.raises(ValueError, match=message):
         algorithm.set_lr(1e-4)
-
-
-def test_an_algorithm_without_a_rate_says_so():
-    class Idle(GenericAlgorithmBase):
-        step = learned_state = load_learned_state = None
-
-    with pytest.raises(ValueError, match="Idle has no learning rate"):
-        object.__new__(Idle).set_lr(1e-3)
 
 
 # -- in a run
