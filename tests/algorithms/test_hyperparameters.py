@@ -38,7 +38,6 @@ from rl8x.checkpoint.load import problems_of, resolve
 from rl8x.conditions import WallTime
 from rl8x.config.describe import algorithm_spec, env_spec, run_spec
 from rl8x.envs import CartPole, Pendulum
-from rl8x.models import BUILTIN
 from rl8x.plain import own_values
 from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Learnable, Uniform
@@ -124,14 +123,6 @@ def test_none_is_legal_where_an_annotation_or_a_default_says_so():
 def test_options_of_an_optimizer_are_checked_with_the_config(options, message):
     with pytest.raises(ValueError, match=f"`optimizer_config`.*{message}"):
         SACConfig(optimizer="adam", optimizer_config=options)
-
-
-@pytest.mark.parametrize(("config", "recurrent"), [(PPOConfig, True), (PQNConfig, True), (DQNConfig, False)])
-def test_the_help_of_a_model_names_all_that_are_built_in(config, recurrent):
-    (told,) = [field.metadata["help"] for field in dataclasses.fields(config) if field.name == "model"]
-    for name in BUILTIN:
-        remembers = name in ("lstm", "gru", "attention")
-        assert (f"'{name}'" in told) == (recurrent or not remembers), name
 
 
 def numpys(value):

@@ -11,14 +11,20 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.test_conformance import train
-from tests.probes import Probe, Steps
+from tests.probes import Probe, Steps, traced_only
+from tests.rollouts.test_statistics import COPIES, rollout
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rl8x import HitsUpperBound, NullTracker, Trainer
-from rl8x.algorithms import DQNConfig
+from rl8x.algorithms import DQN, DQNConfig
+from rl8x.algorithms.off_policy.sources import collected_stats
+from rl8x.algorithms.off_policy.updates import Nets, update_stats
+from rl8x.algorithms.optimizer import make_rule
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.rollouts.statistics import on_host
 
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
@@ -161,15 +167,6 @@ def test_a_block_with_nan_is_dropped_and_never_trained_on(env, n_step):
     assert algorithm.counters["env/steps"] == 8 * 80
 
 
-def test_weights_that_are_not_finite_are_named():
-    algorithm = build()
-    train(algorithm, 2)
-    algorithm.nets.trained["q"].weights.fill_(math.nan)
-    algorithm.collect()
-    row = algorithm.step()
-    assert [row[f"finite/{name}"] for name in ("losses", "gradients", "parameters")] == [1, 1, 1]
-
-
 # -- going on
 
 
@@ -256,3 +253,95 @@ def test_a_step_touches_no_more_of_a_large_replay_than_of_a_small_one(mode, tmp_
 
     small, large = touched(1000), touched(1_000_000)
     assert 0 < small == large
+
+
+def test_a_run_changes_from_eager_to_compiled_updates(monkeypatch):
+    traced_only(monkeypatch)
+    options = {"updates_per_sample": 0.3, "batch_size": 16}
+    eager, changing = build(**options), build(**options, execution="auto")
+    changing.execution.plan(0.5 / 3, 200)
+    assert changing.execution.starts_at == 3
+    for step in range(6):
+        changing.execution.begin_step(step)
+        for algorithm in (eager, changing):
+            algorithm.collect()
+            algorithm.step()
+    assert changing.execution.mode == "compile"
+    assert all(map(torch.equal, eager.nets.state, changing.nets.state))
+
+
+@pytest.mark.parametrize(("updates", "batch_bytes", "expected"), [(42.7, 1000, 42), (0.3, 1000, 1), (64, 2**30, 1)])
+def test_blocks_are_as_large_as_a_step_has_updates_and_memory_allows(updates, batch_bytes, expected):
+    algorithm = build(updates_per_sample=updates / 16)
+    algorithm.__class__ = type("Rows", (DQN,), {"_row_bytes": batch_bytes / algorithm.batch_size})
+    assert algorithm.block_size == expected
+
+
+# -- networks
+
+
+def perceptron(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
+    nets = Nets(nn.Linear(1, 1))
+    nets.add("q", perceptron(), make_rule("adam", {}), lr=0.01)
+    nets.add_target("target", of="q")
+    before = [tensor.clone() for tensor in nets.state]
+    saved = nets.state_dict()["modules"]["q"]
+    (first, tensor), *rest = saved.items()
+    for modules, message in (
+        ({}, "the run trained no network 'q'. Hyperparameters"),
+        (dict(rest), f"the network 'q' had nothing for `{first}` in the run, and has"),
+        (saved | {first: tensor[:1]}, rf"had \[1, .*\] for `{first}` in the run, and has \["),
+        (saved | {"norm": tensor}, r"had \[.*\] for `norm` in the run, and has nothing here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nets.load_state_dict({**nets.state_dict(), "modules": {"q": modules} if modules else {}})
+    assert all(map(torch.equal, nets.state, before))
+
+
+def test_what_is_the_policys_is_saved_with_it():
+    policy, critic = perceptron(), perceptron(1)
+    nets = Nets(policy)
+    for name, module in (("actor", policy), ("critic", critic)):
+        nets.add(name, module, make_rule("adam", {}), lr=0.1)
+    modules = nets.state_dict()["modules"]
+    assert modules["actor"] == {}
+    assert modules["critic"].keys() == critic.state_dict().keys()
+
+
+# -- flags of numbers that are not finite; trainers/test_non_finite.py acts
+
+
+@pytest.mark.parametrize("where", [dict, on_host])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("key", "flag"),
+    [("obs", "observations"), ("next_obs", "observations"), ("rewards", "rewards"), ("logp", "actions")],
+)
+def test_one_number_that_is_not_finite_is_seen_wherever_it_is(where, number, key, flag):
+    for place in range(0, 3 * COPIES, 7):
+        tensors = rollout()
+        tensors[key].view(4 * COPIES, -1)[place, -1] = number
+        row = collected_stats(where(tensors), 3)
+        assert [name for name, value in row.items() if name.startswith("finite/") and value] == [f"finite/{flag}"]
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("wrong", [None, "loss", "norm", "weights"])
+def test_statistics_of_updates_are_means_of_those_that_have_each(wrong, host_looks):
+    names, weights = ("losses/q", "q/grad_norm", "losses/policy"), torch.full((5000,), 3e38)  # their sum is not finite
+    rows = [torch.tensor([[0.25, 2.0]]), torch.tensor([[0.75, 4.0, 5.0], [1.25, 6.0, 7.0]])]
+    for bad, values in {"loss": rows[0][:, :1], "norm": rows[0][:, 1:], "weights": weights[-1:]}.items():
+        if bad == wrong:
+            values.fill_(math.inf)
+            rows[1][:] = math.nan if bad != "weights" else 1.0  # all that follows is bad, and names no cause
+    found = update_stats(rows, names, [weights], host_looks=host_looks)
+    flags = [found[f"finite/{name}"] for name in ("losses", "gradients", "parameters")]
+    assert flags == [float(bad == wrong) for bad in ("loss", "norm", "weights")]
+    if wrong is None:
+        assert [found[name] for name in names] == [0.75, 4.0, 6.0]
+        assert dict(update_stats(rows[:1], names, [weights], host_looks=host_looks)).keys() & {*names} == {*names[:2]}
