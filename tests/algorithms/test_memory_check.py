@@ -5,22 +5,22 @@ import pytest
 import torch
 from gymnasium import spaces
 from tests.algorithms.by_hand import of_steps
+from tests.probes import Probe
 
 from rl8x import Trainer, load_algorithm
 from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
 from rl8x.distributed import Ranks
-from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import NullTracker
 
 
-class Images(Env):
+class Images(Probe):
     """Looks at pictures beside numbers, which it only knows when it is made."""
 
     single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    terminates = False
     default_time_limit = 9
 
     def __init__(self, num_envs, *, size=20, **options):
@@ -28,16 +28,12 @@ class Images(Env):
         self.single_observation_space = spaces.Dict(parts)
         super().__init__(num_envs, **options)
 
-    def initial_state(self, parameters, noise):
-        return {"x": torch.zeros(self.num_envs, device=self.device)}
-
     def transition(self, state, actions, parameters, noise):
-        return {"x": state["x"] + 1.0}, state["x"], torch.zeros_like(state["x"], dtype=torch.bool)
+        return dict(state), actions[:, 0], torch.zeros(self.num_envs, dtype=torch.bool)
 
     def observe(self, state, parameters):
-        shape = self.single_observation_space["picture"].shape
-        picture = torch.zeros(self.num_envs, *shape, dtype=torch.uint8, device=self.device)
-        return {"picture": picture, "speed": state["x"].unsqueeze(1).expand(-1, 3)}
+        picture = torch.zeros(self.num_envs, *self.single_observation_space["picture"].shape, dtype=torch.uint8)
+        return {"picture": picture, "speed": state["x"].expand(-1, 3)}
 
 
 SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "num_sgd_iters": 1, "model_config": {"hidden_sizes": [8]}}

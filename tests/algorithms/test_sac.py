@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tests.algorithms.by_hand import Networks, batch_of, disturb, of_steps, updated
+from tests.algorithms.test_conformance import build as build_case
 from tests.algorithms.test_conformance import train
 from tests.probes import OneStep, Probe
 
@@ -172,21 +173,11 @@ def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
 # -- conservative Q-learning
 
 
-def offline(env, **options):
-    """SAC on 40 rows of no environment."""
-    made, generator = env(1), torch.Generator().manual_seed(3)
-    obs = torch.randn(40, *made.single_observation_space.shape, generator=generator)
-    box = torch.rand(40, 1, generator=generator) * 4 - 2
-    discrete = isinstance(made.single_action_space, Discrete)
-    actions = torch.randint(2, (40,), generator=generator) if discrete else box
-    kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "batch_size", "critic_hidden_sizes")}
-    data = of_steps(made, obs, actions, obs[:, 0])
-    return SACConfig(dataset=data, **{**kept, "execution": "eager", **options}).build()
-
-
 @pytest.mark.parametrize("env", [Pendulum, CartPole], ids=["continuous", "discrete"])
 def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
-    algorithm = offline(env, optimizer="sgd", lr=0.1, cql_coeff=0.7, cql_samples=3)
+    case = "sac from data" if env is Pendulum else "sac from data, discrete"
+    options = {"normalize_observations": False, "cql_coeff": 0.7, "cql_samples": 3}
+    algorithm = build_case(case, optimizer="sgd", lr=0.1, batch_size=6, **options)
     disturb(algorithm)
     batch, plain = batch_of(algorithm), Plain(algorithm)
     drawn = algorithm.draw(0, 2)

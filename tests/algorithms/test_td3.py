@@ -4,14 +4,12 @@ import torch
 from gymnasium.spaces import Box
 from tests.algorithms.by_hand import Networks, batch_of, disturb, of_steps, updated
 from tests.algorithms.test_conformance import build as build_case
-from tests.algorithms.test_conformance import train
 from tests.probes import Probe
 
 from rl8x import keys
-from rl8x.algorithms import FastTD3Config, TD3Config
+from rl8x.algorithms import TD3Config
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.td3 import NOISE
-from rl8x.envs import Pendulum
 from rl8x.functional import project
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -166,28 +164,6 @@ def test_policy_and_targets_move_in_their_turns_whatever_the_blocks():
     assert shares.tolist() == pytest.approx([0.0, 0.1] * 6)
 
 
-def test_the_policys_numbers_are_means_over_the_updates_that_trained_it(monkeypatch):
-    algorithm = build(policy_delay=3, updates_per_sample=4 / 16, warmup_steps=0)
-    measured = []
-    for updater in set(algorithm.cycle):
-
-        def note(items, run=updater.run):
-            rows, errors = run(items)
-            measured.extend(rows.tolist())
-            return rows, errors
-
-        monkeypatch.setattr(updater, "run", note)
-    rows = train(algorithm, 2)
-    assert [len(row) for row in measured] == [4, 4, 6, 4, 4, 6, 4, 4]
-    for row, part, of_policy in zip(rows, (measured[:4], measured[4:]), (measured[2], measured[5]), strict=True):
-        assert row["losses/policy"] == pytest.approx(of_policy[4])
-        assert row["losses/q"] == pytest.approx(np.mean([each[0] for each in part]))
-        assert row["finite/losses"] == row["finite/gradients"] == 0.0
-    first, second = train(build(policy_delay=3, updates_per_sample=2 / 16, warmup_steps=0), 2)
-    assert "losses/policy" not in first
-    assert "losses/policy" in second
-
-
 def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
     sizes = {"warmup_steps": 4000, "num_envs": 1000, "buffer_size": 20_000}
     algorithm = build(**sizes, exploration_noise=0.05, updates_per_sample=1e-3)
@@ -212,14 +188,3 @@ def test_distances_of_actions_without_axes_are_those_of_one_dimension():
         data = of_steps(env, obs, actions.tanh(), rewards, action_space=Box(-1.0, 2.0, shape))
         found.append(dict(build_case("td3 from data", dataset=data, batch_size=6).step()))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-# -- the preset
-
-
-def test_the_preset_builds_td3_with_what_is_given_beside_it():
-    algorithm = FastTD3Config(num_envs=4, batch_size=8, buffer_size=100, seed=0, device="cpu").build(Pendulum)
-    assert algorithm.params["algorithm"] == "TD3"
-    assert (algorithm.config.tau, algorithm.config.batch_size) == (0.1, 8)
-    stds = algorithm.policy.distribution.from_features(torch.zeros(4, 1)).log_std.exp() / 2
-    assert stds.flatten().tolist() == pytest.approx([0.050875, 0.150625, 0.250375, 0.350125])

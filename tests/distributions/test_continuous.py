@@ -47,21 +47,6 @@ def test_kl_of_nearly_equal_distributions_keeps_its_digits():
     assert distribution.kl(one, near).item() == pytest.approx(1e-6, rel=0.1)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
-def test_any_shape_of_box(shape):
-    distribution = Normal(box(*shape), std="state")
-    size = math.prod(shape)
-    params = distribution.from_features(torch.randn(4, 5, 2 * size))
-    noise = noise_of(distribution, (4, 5), None, "cpu")
-    actions, logp = distribution.sample(params, noise)
-    assert torch.allclose(actions, params.mean + params.log_std.exp() * noise.view(4, 5, *shape), atol=1e-6)
-    entropy, kl = distribution.entropy(params), distribution.kl(params, params)
-    for value in (logp, distribution.logp(params, actions), entropy, kl):
-        assert value.shape == (4, 5)
-    flat = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(actions).reshape(4, 5, size).sum(-1)
-    assert torch.allclose(logp, flat, atol=1e-5)
-
-
 def test_gradients_flow_to_means_and_free_standard_deviations():
     distribution = Normal(box(2))
     mean = torch.zeros(3, 2, requires_grad=True)

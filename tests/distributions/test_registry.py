@@ -43,6 +43,8 @@ CASES = [
     ("categorical", spaces.Discrete(40, start=-1), {}),
     ("normal", BOX, {"std": "free"}),
     ("normal", BOX, {"std": "state"}),
+    ("normal", spaces.Box(-1.0, 1.0, ()), {"std": "state"}),
+    ("normal", spaces.Box(-1.0, 1.0, (2, 3)), {"std": "state"}),
     ("squashed_normal", BOX, {}),
     ("multi_categorical", spaces.MultiDiscrete([3, 3]), {}),
     ("multi_categorical", spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[5, 0], [-1, 1]])), {}),
@@ -87,13 +89,13 @@ def by_torch(name, space, features):
         return [distributions.Categorical(logits=features)]
     if name == "bernoulli":
         return [distributions.Independent(distributions.Bernoulli(logits=features), 1)]
-    mean, log_std = features.chunk(2, -1)
-    return [distributions.Independent(distributions.Normal(mean, log_std.exp()), 1)]
+    mean, log_std = (each.view(*each.shape[:-1], *space.shape) for each in features.chunk(2, -1))
+    return [distributions.Independent(distributions.Normal(mean, log_std.exp()), len(space.shape))]
 
 
-OF_TORCH = [case for case in CASES if case[0] in ("categorical", "multi_categorical", "bernoulli")]
+COMPARED = ("categorical", "multi_categorical", "bernoulli", "normal")
+OF_TORCH = [case for case in CASES if case[0] in COMPARED and case[2] != {"std": "free"}]
 OF_TORCH += [("categorical", spaces.Discrete(1), {}), ("multi_categorical", spaces.MultiDiscrete([3, 1, 5, 2]), {})]
-OF_TORCH += [("normal", BOX, {"std": "state"})]
 
 
 @pytest.mark.parametrize(("name", "space", "config"), OF_TORCH)
