@@ -139,13 +139,8 @@ def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training
     assert teacher.state_reset_every == learner.state_reset_every == 6
     if given == "checkpoint":
         Trainer(learner, tracker=NullTracker(), checkpoints=tmp_path).run(max_steps=1, progress="none")
-    named = {
-        "algorithm": learner,
-        "checkpoint": tmp_path,
-        "file": teacher.save(tmp_path / "teacher"),
-        "copy": copy.deepcopy(teacher),
-        "described again": described(teacher),
-    }
+    named = {"algorithm": learner, "checkpoint": tmp_path, "file": teacher.save(tmp_path / "teacher")}
+    named |= {"copy": copy.deepcopy(teacher), "described again": described(teacher)}
     options = {"num_envs": 3, "loss": "nll", "beta": 0.5, "horizons_per_env_reset": -1} | student
     algorithm = config(teacher=named[given], **options).build(Pendulum, **env)
     if given == "described again":

@@ -34,11 +34,6 @@ class BatchConfig(AlgorithmConfig):
     """Has no environment."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NobodysConfig(AlgorithmConfig):
-    """No algorithm names it."""
-
-
 class Batch(GenericAlgorithmBase[BatchConfig], config=BatchConfig):
     """Does nothing."""
 
@@ -63,13 +58,6 @@ def test_a_config_builds_the_algorithm_that_names_it():
     other.load_state_dict(built.state_dict())
     assert other.counters == built.counters
     assert built.tags == {"rl8x.execution": "eager"}
-
-
-def test_what_cannot_be_built_is_refused():
-    with pytest.raises(TypeError, match="NobodysConfig has no algorithm: declare one by"):
-        NobodysConfig().build()
-    with pytest.raises(TypeError, match="BatchConfig trains without an environment"):
-        BatchConfig(device="cpu").build(CartPole)
 
 
 def test_training_goes_on_in_its_own_physics_where_an_evaluation_was_interrupted(monkeypatch):

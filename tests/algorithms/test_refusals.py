@@ -9,7 +9,17 @@ from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from tests.algorithms.by_hand import dataset
 from tests.probes import OneStep
 
-from rl8x.algorithms import BCConfig, DQNConfig, FastTD3Config, IQLConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms import (
+    AlgorithmConfig,
+    BCConfig,
+    DQNConfig,
+    FastTD3Config,
+    IQLConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    TD3Config,
+)
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -40,6 +50,12 @@ Unbounded = acting_in(Box(-np.inf, np.inf, (2,), np.float32))
 Fixed = acting_in(Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32)))
 Counts, Many = acting_in(Box(0, 5, (2,), np.int64)), acting_in(MultiDiscrete([2, 3]))
 GRU = {"model": "gru", "model_config": {}}
+
+
+class NobodysConfig(AlgorithmConfig):
+    """No algorithm names it."""
+
+
 NEEDS_DATA = r"needs a data set: give `dataset`, or leave it out; got"
 REFUSED = {  # messages, and what gets them
     r"`sgd_minibatch_size` must divide num_envs \* horizon = 128; got 100. Try 128": lambda: ppo(
@@ -130,6 +146,7 @@ REFUSED = {  # messages, and what gets them
     },
 }
 WRONG_KINDS = {
+    "NobodysConfig has no algorithm: declare one by": lambda: NobodysConfig().build(),
     r"without an environment; got .* give it as `eval_env`": lambda: BCConfig(dataset=dataset()).build("CartPole"),
     "without an environment": lambda: DQNConfig().build(CartPole, dataset=dataset()),
     "`dataset` must be a path": lambda: BCConfig(dataset=3),

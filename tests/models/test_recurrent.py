@@ -37,18 +37,6 @@ def attention(**options) -> AttentionModel:
     return AttentionModel(OBS, 3, window=WINDOW, width=8, num_heads=2, num_layers=2, policy_gain=1.0, **options)
 
 
-def test_the_state_is_a_dict_of_zeros():
-    for model_class, shared, names in [
-        (LSTMModel, False, ["actor_h", "actor_c", "critic_h", "critic_c"]),
-        (LSTMModel, True, ["h", "c"]),
-        (GRUModel, False, ["actor_h", "critic_h"]),
-        (GRUModel, True, ["h"]),
-    ]:
-        state = make(model_class, shared=shared).initial_state(BATCH)
-        assert list(state) == names
-        assert all(torch.equal(value, torch.zeros(BATCH, UNITS)) for value in state.values())
-
-
 @pytest.mark.parametrize("model_class", [LSTMModel, GRUModel, AttentionModel])
 @SHARED
 @pytest.mark.parametrize("options", [{}, {"encoder_sizes": (8, 7)}], ids=str)

@@ -60,6 +60,7 @@ def test_every_model_keeps_the_contract(name):
     assert values.shape == (3, 4)
     assert {key: value.shape for key, value in last.items()} == {key: value.shape for key, value in state.items()}
     assert bool(state) is model.recurrent
+    assert not any(part.any() for part in state.values())
     torch.testing.assert_close(model.values(obs, state, starts), values)
     copy = make_model(name, model.observation_space, 2, SMALL[name])
     copy.load_state_dict(model.state_dict())

@@ -143,35 +143,26 @@ class ShortEpisodes(probes.Steps):
         return super().step(action)
 
 
-def logging(log, num_envs, mode):
+@pytest.mark.parametrize(
+    ("mode", "num_envs", "horizon"), [*((mode, 3, 7) for mode in AutoresetMode), (AutoresetMode.NEXT_STEP, 1, 1)]
+)
+def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode, num_envs, horizon):
+    """A collect that only resets counts nothing, and has no rewards."""
+    log: list[int] = []
     env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * num_envs, autoreset_mode=mode), seed=1)
     schedule = {"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}
-    algorithm = tiny(num_envs=num_envs, horizon=7 if num_envs > 1 else 1, lr_schedule=schedule).build(env)
+    algorithm = tiny(num_envs=num_envs, horizon=horizon, lr_schedule=schedule).build(env)
     log.clear()  # of what was tried
-    return algorithm
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
-    log: list[int] = []
-    algorithm = logging(log, 3, mode)
-    for _ in range(3):
-        algorithm.collect()
-        assert algorithm.counters[keys.ENV_STEPS] == len(log)
-        assert algorithm.step()["coefficients/lr"] == pytest.approx(1.0 - len(log) / 1000)
-    assert (len(log) < 3 * 7 * 3) == (mode is AutoresetMode.NEXT_STEP)
-
-
-def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
-    log: list[int] = []
-    algorithm = logging(log, 1, AutoresetMode.NEXT_STEP)
     for _ in range(6):
         before = len(log)
         collected = algorithm.collect()
-        assert ("rewards/mean" in collected) == (len(log) > before)
-        assert all(math.isfinite(value) for value in (*collected.values(), *algorithm.step().values()))
         assert algorithm.counters[keys.ENV_STEPS] == len(log)
-    assert 0 < len(log) < 6
+        assert ("rewards/mean" in collected) == (len(log) > before)
+        row = algorithm.step()
+        assert row["coefficients/lr"] == pytest.approx(1.0 - len(log) / 1000)
+        assert all(math.isfinite(value) for value in (*collected.values(), *row.values()))
+    assert 0 < len(log) <= 6 * num_envs * horizon
+    assert (len(log) < 6 * num_envs * horizon) == (mode is AutoresetMode.NEXT_STEP)
 
 
 def test_accumulated_minibatches_equal_one_batch():
