@@ -20,11 +20,6 @@ def tiny(env=CartPole, time_limit=5, **options):
     return PQNConfig(**(defaults | small | options)).build(env, time_limit=time_limit)
 
 
-def q_of(algorithm, x):
-    obs, starts = torch.full((1, 1, 1), x), torch.ones(1, 1, dtype=torch.bool)
-    return algorithm.policy(obs, algorithm.policy.initial_state(1), starts)[0, 0].tolist()
-
-
 # -- targets
 
 ENDS = (keys.FINAL_VALUES, keys.TERMINATED, keys.TRUNCATED)
@@ -60,30 +55,6 @@ def test_targets_are_the_mixture_of_all_n_step_returns(q_lambda, gamma):
         columns = [each[:, copy].tolist() for each in named]
         expected = [lambda_return(t, *columns, gamma, q_lambda) for t in range(8)]
         assert made[keys.RETURNS][:, copy].tolist() == pytest.approx(expected, abs=1e-4)
-
-
-class Counter(probes.Probe):
-    """Shows a tenth of the steps since the reset."""
-
-    default_time_limit = 3
-
-    def transition(self, state, actions, parameters, noise):
-        zeros = torch.zeros(self.num_envs)
-        return {"x": state["x"] + 0.1}, zeros, zeros.bool()
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_truncations_bootstrap_from_the_best_action_in_the_true_final_observation(dueling):
-    algorithm = tiny(Counter, time_limit=3, dueling=dueling)
-    algorithm.collect()
-    rollout = algorithm.rollout
-    cut = rollout[keys.TRUNCATED][:8]
-    assert cut.sum() == 2 * 4
-    assert rollout[keys.OBS].max() < 0.25  # the final observation is never acted on
-    expected = max(q_of(algorithm, 0.3))
-    assert rollout[keys.FINAL_VALUES][:8][cut].tolist() == pytest.approx([expected] * 8, abs=1e-6)
-    for t in range(9):
-        assert rollout[keys.VALUES][t, 0].item() == pytest.approx(max(q_of(algorithm, 0.1 * (t % 3))), abs=1e-5)
 
 
 # -- the update

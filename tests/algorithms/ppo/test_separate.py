@@ -78,24 +78,6 @@ def test_agents_that_see_the_same_learn_different_things_by_weights_of_their_own
     assert trainer.params["env.policies"] == ("one each" if "separate" in algorithm.config.model_config else "shared")
 
 
-def test_a_minibatch_has_the_same_steps_of_all_agents():
-    algorithm = PPOConfig(**OPTIONS, model_config={"separate": True}).build(Roles)
-    algorithm.collect()
-    algorithm.set_targets()
-    updater = algorithm.updater
-    with updater.begin():
-        (batches,) = [updater._batches(updater.workers, updater.generator)]
-        looped = updater._of_agents(updater._orders(updater.generator, 2))
-    whole = [torch.cat(batch) for batch in batches]
-    assert len(whole) == algorithm.updates_per_step // algorithm.config.num_sgd_iters == 4
-    for rows in (*whole, *looped):
-        blocks, places = rows // 24, rows % 24
-        by_agent = (blocks * 8 + places % 8).view(3, -1)
-        assert torch.equal(by_agent, by_agent[:1].expand_as(by_agent))
-        assert torch.equal(places.view(3, -1) // 8, torch.arange(3).unsqueeze(1).expand(3, 16))
-    assert torch.cat(whole).sort().values.tolist() == list(range(8 * 24))
-
-
 def test_what_was_learned_acts_for_all_agents(tmp_path):
     config = PPOConfig(**OPTIONS, model_config={"separate": True, "hidden_sizes": [4]})
     obs = np.random.default_rng(0).normal(size=(6, 14)).astype(np.float32)
