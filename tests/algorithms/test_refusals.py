@@ -20,7 +20,7 @@ from rl8x.algorithms import (
     SACConfig,
     TD3Config,
 )
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 16, "device": "cpu"}
@@ -49,6 +49,7 @@ def of(config, env, **options):
 Unbounded = acting_in(Box(-np.inf, np.inf, (2,), np.float32))
 Fixed = acting_in(Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32)))
 Counts, Many = acting_in(Box(0, 5, (2,), np.int64)), acting_in(MultiDiscrete([2, 3]))
+APART = {"separate": True}
 GRU = {"model": "gru", "model_config": {}}
 
 
@@ -127,6 +128,10 @@ REFUSED = {  # messages, and what gets them
         exploration_noise=0.1, exploration_noise_min=0.2
     ),
     "`critic_hidden_sizes` must be a list of whole numbers": lambda: of(TD3Config, Pendulum, critic_hidden_sizes=[0]),
+    "a copy of CartPole has one agent": lambda: PPOConfig(model_config=APART).build(CartPole),
+    "`model_config.separate` must be true or false; got 3": lambda: PPOConfig(model_config={"separate": 3}),
+    "no argument 'separate'": lambda: PPOConfig(model="lstm", model_config=APART).build(Spread),
+    "is for PPO; SACConfig has one policy for all agents": lambda: SACConfig(model_config=APART),
     "`exploration_noise` must be greater than 0": lambda: TD3Config(exploration_noise=0.0),
     "`critic_init` must be one of 'orthogonal', 'uniform'; got 'zeros'": lambda: TD3Config(critic_init="zeros"),
     r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC": lambda: IQLConfig(**DATA).build(

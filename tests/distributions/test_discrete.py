@@ -171,9 +171,6 @@ def test_epsilon_is_a_buffer_that_is_saved_and_changed_in_place():
     distribution, other = EpsilonGreedy(Discrete(3), epsilon=0.25), EpsilonGreedy(Discrete(3))
     address = distribution.epsilon.data_ptr()
     distribution.set_epsilon(0.5)
-    for wrong in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
-            distribution.set_epsilon(wrong)
     assert (distribution.epsilon.data_ptr(), distribution.epsilon.item()) == (address, 0.5)
     other.load_state_dict(distribution.state_dict())
     assert other.epsilon.item() == 0.5

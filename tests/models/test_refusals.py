@@ -92,7 +92,10 @@ DISTRIBUTIONS = [
     (TypeError, "MultiDiscrete", lambda: make_distribution("multi_categorical", Discrete(3))),
     (TypeError, "MultiBinary", lambda: make_distribution("bernoulli", TWO)),
     (TypeError, "EpsilonGreedy needs a Discrete", lambda: make_distribution("epsilon_greedy", MultiDiscrete([2, 3]))),
-    (ValueError, SHARE, lambda: make_distribution("epsilon_greedy", TWO, {"epsilon": 1.1})),
+    *(
+        (ValueError, SHARE, lambda share=share: make_distribution("epsilon_greedy", TWO).set_epsilon(share))
+        for share in (-0.1, 1.5, math.nan)
+    ),
     (TypeError, "subclass of Distribution", lambda: make_distribution(3, BOX)),
     (TypeError, "discrete", lambda: Categorical(TWO).rsample(None, torch.rand(1, 1))),
     (TypeError, "floating-point", lambda: Normal(Box(0, 255, (2,), np.uint8))),

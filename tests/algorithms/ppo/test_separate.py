@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x import DQNConfig, MemoryTracker, PPOConfig, SACConfig, Trainer, load_algorithm, load_policy
-from rl8x.envs import CartPole, Env, Spread
+from rl8x import MemoryTracker, PPOConfig, Trainer, load_algorithm, load_policy
+from rl8x.envs import Env, Spread
 from rl8x.envs.team import Team
 from rl8x.models import MLPModel
 
@@ -88,19 +88,3 @@ def test_what_was_learned_acts_for_all_agents(tmp_path):
         expected = trainer.algorithm.policy.decide(obs).actions
         assert (load_policy(folder, trust=True).decide(obs).actions == expected).all()
         assert (load_algorithm(folder, trust=True).policy.decide(obs).actions == expected).all()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PPOConfig(model_config={"separate": True}).build(CartPole), "a copy of CartPole has one agent"),
-        (lambda: PPOConfig(model_config={"separate": 3}), "`model_config.separate` must be true or false; got 3"),
-        (lambda: PPOConfig(model="lstm", model_config={"separate": True}).build(Roles), "no argument 'separate'"),
-        (lambda: SACConfig(model_config={"separate": True}), "is for PPO; SACConfig has one policy for all agents"),
-        (lambda: DQNConfig(model_config={"separate": True}), "is for PPO; DQNConfig has one policy for all agents"),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(ValueError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
