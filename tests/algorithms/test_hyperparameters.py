@@ -12,6 +12,7 @@ import re
 import types
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Optional
 
 import gymnasium
@@ -192,6 +193,7 @@ KEPT = [
     ("lr", np.float32(0.5), 0.5),
     ("lr", Rate(0.5), 0.5),
     ("device", Word("cpu"), "cpu"),
+    ("buffer_path", Path("replay"), "replay"),
     ("shuffle_minibatches", np.bool_(False), False),
     ("lr_schedule", [collections.deque([0.0, 1e-3])], [[0.0, 1e-3]]),
     *(("optimizer_config", {"betas": kind(BETAS)}, {"betas": BETAS}) for kind in (collections.UserList, Own)),
@@ -212,16 +214,10 @@ KEPT = [
 @pytest.mark.parametrize(("name", "given", "kept"), KEPT)
 def test_values_of_every_class_are_kept_as_files_have_them(name, given, kept):
     """Else a run trains by them, and its checkpoints cannot say what they were."""
-    config, plain = PPOConfig(**{name: given}), PPOConfig(**{name: kept})
+    make = DQNConfig if name == "buffer_path" else PPOConfig
+    config, plain = make(**{name: given}), make(**{name: kept})
     assert (config, repr(config)) == (plain, repr(plain))
     assert repr(json.loads(json.dumps(algorithm_spec(config).algorithm_config[name]))) == repr(kept)
-
-
-def test_paths_are_kept_as_texts(tmp_path):
-    dataset(Pendulum, size=8).save(tmp_path / "data")
-    config = BCConfig(dataset=tmp_path / "data", batch_size=2, device="cpu")
-    assert config.build().params["dataset"] == str(tmp_path / "data")
-    assert algorithm_spec(config).algorithm_config["dataset"] == str(tmp_path / "data")
 
 
 def test_spaces_are_neither_lists_nor_texts():

@@ -66,7 +66,6 @@ REFUSED = {  # messages, and what gets them
     "multiple of `seq_len`": lambda: ppo(**GRU, seq_len=4, sgd_minibatch_size=2),
     "seqs_per_state_reset=2": lambda: ppo(**GRU, seq_len=4, seqs_per_state_reset=3),
     "`seqs_per_state_reset` must be positive, or -1": lambda: ppo(seqs_per_state_reset=0),
-    "`num_envs` must be at least 1; got 0": lambda: ppo(num_envs=0),
     "`num_envs` is 8, but the environment given has 4": lambda: ppo(CartPole(4)),
     "`num_envs` is 8, but the environment given has 2 copies": lambda: ppo(gymnasium.make_vec("CartPole-v1", 2)),
     "`clip_param` must be greater than 0; got 0.0": lambda: ppo(clip_param=0.0),
@@ -74,7 +73,6 @@ REFUSED = {  # messages, and what gets them
     "`gamma` must be finite; got nan": lambda: ppo(gamma=math.nan),
     "`horizons_per_env_reset` must be positive": lambda: ppo(horizons_per_env_reset=0),
     "`lr` must be finite; got inf": lambda: PPOConfig(lr=math.inf),
-    "`lr` must be greater than 0; got 0.0": lambda: DQNConfig(lr=0.0),
     "`target_entropy` must be finite; got inf": lambda: SACConfig(target_entropy=math.inf),
     r"`entropy_coeff_schedule` must stay at least 0; got -1\.0": lambda: PPOConfig(entropy_coeff_schedule=[[0, -1.0]]),
     "`optimizer` must be one of 'adam', 'adamw', 'radam', 'sgd'; got 'adan'": lambda: ppo(optimizer="adan"),
@@ -91,10 +89,8 @@ REFUSED = {  # messages, and what gets them
     r"DQN needs a Discrete action space; got Box.* Use PPO\.": lambda: of(DQNConfig, Pendulum),
     "DQN trains feedforward models; GRUModel is recurrent": lambda: of(DQNConfig, CartPole, **GRU),
     rf"`cql_coeff` {NEEDS_DATA} 1\.0": lambda: of(DQNConfig, CartPole, cql_coeff=1.0),
-    "`epsilon_schedule` must stay at least 0": lambda: DQNConfig(epsilon_schedule=[[0, 1.5]]),
     "`priority_beta_schedule` must stay": lambda: DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]]),
     "`updates_per_sample` must be at least": lambda: DQNConfig(updates_per_sample=0),
-    "`updates_per_sample` must be finite": lambda: DQNConfig(updates_per_sample=math.inf),
     "`tau` must be greater than 0 and at most 1": lambda: DQNConfig(tau=0.0),
     r"buffer_size=1,000,000,000,000 needs .* Lower `buffer_size`": lambda: of(DQNConfig, CartPole, buffer_size=10**12),
     "`num_atoms` and `num_quantiles` exclude each other; got 51 and 200": lambda: DQNConfig(
@@ -132,7 +128,6 @@ REFUSED = {  # messages, and what gets them
     "`model_config.separate` must be true or false; got 3": lambda: PPOConfig(model_config={"separate": 3}),
     "no argument 'separate'": lambda: PPOConfig(model="lstm", model_config=APART).build(Spread),
     "is for PPO; SACConfig has one policy for all agents": lambda: SACConfig(model_config=APART),
-    "`exploration_noise` must be greater than 0": lambda: TD3Config(exploration_noise=0.0),
     "`critic_init` must be one of 'orthogonal', 'uniform'; got 'zeros'": lambda: TD3Config(critic_init="zeros"),
     r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC": lambda: IQLConfig(**DATA).build(
         dataset=switches()
@@ -142,7 +137,6 @@ REFUSED = {  # messages, and what gets them
     "give `env`, such as CartPole, or `dataset`": lambda: DQNConfig().build(),
     "no data set in 'nothing'": lambda: BCConfig(dataset="nothing").build(),
     r"`updates_per_step` needs a data set: .*; got 7\.": lambda: DQNConfig(updates_per_step=7).build(CartPole),
-    "DQN needs a Discrete action space": lambda: DQNConfig(**DATA).build(dataset=dataset(Pendulum)),
     **{
         f"`{name}` is about an environment or a replay: leave it out with a": (
             lambda name=name, given=given: DQNConfig(**DATA, **{name: given}).build(dataset=dataset())
