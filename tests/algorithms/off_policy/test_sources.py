@@ -8,7 +8,7 @@ from tests.algorithms.by_hand import batch_of, updated
 from tests.probes import Forever
 
 from rl8x import keys
-from rl8x.algorithms import SACConfig, TD3Config
+from rl8x.algorithms import TD3, SACConfig, TD3Config
 from rl8x.algorithms.off_policy.updates import SCALE
 from rl8x.checkpoint.tree import clone
 from rl8x.tracking import NullTracker
@@ -64,14 +64,6 @@ def test_updates_scale_returns(name, num_atoms):
     assert torch.equal(one.errors, other.errors)
 
 
-def evaluated(algorithm):
-    algorithm.evaluate()  # two steps: one ends the episode, one is the first of another
-
-
-def discarded(algorithm):
-    algorithm.discard_experience()
-
-
 def spoilt(algorithm):
     """Have a horizon with a number that is not finite between two others."""
     rewards, fill = algorithm.rollout.tensors[keys.REWARDS], algorithm.horizons.collector.fill
@@ -85,7 +77,7 @@ def spoilt(algorithm):
     algorithm.horizons.collector.fill = fill
 
 
-@pytest.mark.parametrize("gap", [evaluated, discarded, spoilt])
+@pytest.mark.parametrize("gap", [TD3.evaluate, TD3.discard_experience, spoilt])
 def test_no_sum_of_rewards_reaches_across_a_gap(gap):
     """Two steps come before a gap, two after it: the sums of each are 100 and 150."""
     algorithm = build("td3", horizon=2)

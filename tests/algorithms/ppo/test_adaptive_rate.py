@@ -59,21 +59,23 @@ def by_hand(algorithm, exact):
     packed, _ = twin.pack.gather(torch.arange(twin.pack.num_sequences))
     rows = horizon * config.num_envs
     obs, starts = rollout[keys.OBS][:horizon].reshape(rows, -1), rollout[keys.STARTS][:horizon].reshape(1, rows)
-    with torch.no_grad():
-        acted = policy.distribution.from_features(policy.predict(obs.unsqueeze(0), {}, starts).features[0])
+    acting = copy.deepcopy(policy)
+
+    def params_of(policy, part):
+        features = policy.predict(obs[part].unsqueeze(0), {}, starts[:, part]).features[0]
+        return policy.distribution.from_features(features)
+
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)
     lr, rates, norms = config.lr, [], []
     for _ in range(config.num_sgd_iters):
         for low in range(0, rows, config.sgd_minibatch_size):
             part = slice(low, low + config.sgd_minibatch_size)
             batch = tree_map(lambda each, part=part: each[:, part], packed)
-            now = policy.distribution.from_features(
-                policy.predict(obs[part].unsqueeze(0), {}, starts[:, part]).features[0]
-            )
-            old = _rows(acted, part)
             evaluation = policy.evaluate(obs[part].unsqueeze(0), batch[keys.ACTIONS], {}, starts[:, part])
             ratio = (evaluation.logp - batch[keys.LOGP]).exp()
-            kl = policy.distribution.kl(old, now) if exact else ratio - 1 - ratio.log()
+            kl = ratio - 1 - ratio.log()
+            if exact:
+                kl = policy.distribution.kl(params_of(acting, part), params_of(policy, part))
             kl = float(kl.detach().mean())
             if kl > 2 * 0.01:
                 lr = max(1e-5, lr / 1.5)
@@ -87,12 +89,6 @@ def by_hand(algorithm, exact):
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()
     return rates, norms, torch.cat([weight.detach().flatten() for weight in policy.parameters()])
-
-
-def _rows(params, part):
-    if isinstance(params, dict):
-        return {key: _rows(each, part) for key, each in params.items()}
-    return type(params)(*[each[part] if each.dim() else each for each in params])
 
 
 class WithoutKL(Normal):
