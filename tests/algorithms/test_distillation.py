@@ -104,6 +104,7 @@ def compare_labels(algorithm, teacher, every=0, env_config=None):
         tensors = algorithm.rollout.tensors
         obs = unflatten_tree("obs", tensors)
         for t in range(8):
+            since = 0 if tensors["starts"][t].all() else since
             if every and since % every == 0:
                 state = teacher.initial_state(num_envs)
             act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
@@ -129,7 +130,7 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
     assert algorithm.rollout["starts"].sum() > 5
 
 
-@pytest.mark.parametrize("student", [{"model_config": MLP}, {**GRU, "seq_len": 2}], ids=["mlp", "gru"])
+@pytest.mark.parametrize("student", [{"horizons_per_env_reset": 1}, {**GRU, "seq_len": 2}], ids=["mlp, reset", "gru"])
 @pytest.mark.parametrize("given", ["algorithm", "checkpoint", "file", "copy", "described again"])
 def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training(given, student, tmp_path):
     """Every 6 steps, whatever the student's horizon of 8 and its own interval are."""
@@ -148,7 +149,9 @@ def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training
         algorithm.load_teacher(teacher.state_dict())
     compare_labels(algorithm, teacher, every=6)
     assert algorithm.state_reset_every == (8 if "model" in student else 0)
-    assert algorithm.student_policy().state_reset_every == algorithm.state_reset_every
+    alone = algorithm.student_policy()
+    assert alone.state_reset_every == algorithm.state_reset_every
+    assert torch.equal(alone.distribution.log_std, algorithm.policy.distribution.log_std)
 
 
 def test_masked_and_composite_actions_are_labelled_and_learned():

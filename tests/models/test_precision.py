@@ -19,6 +19,7 @@ CONVOLUTIONS = {"convolutions": [(8, 3, 1)], "hidden_sizes": [64]}
 MODELS = {
     "mlp": (VECTOR, "mlp", {"hidden_sizes": [64, 64]}, "actor.0"),
     "mlp, shared": (VECTOR, "mlp", {"hidden_sizes": [64], "shared": True}, "actor.0"),
+    "mlp, separate": (VECTOR, "mlp", {"hidden_sizes": [64], "separate": 3}, "actor.0"),
     "cnn": (IMAGE, "cnn", CONVOLUTIONS, "actor.1.0"),
     "dict": (spaces.Dict({"image": IMAGE, "x": VECTOR}), "cnn", CONVOLUTIONS | {"shared": False}, "critic.1.0"),
     "dict, flat": (spaces.Dict({"x": VECTOR, "y": VECTOR}), "mlp", {"critic_obs": ["y"]}, "critic.0"),
