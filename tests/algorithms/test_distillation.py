@@ -130,10 +130,12 @@ def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, mon
     assert algorithm.rollout["starts"].sum() > 5
 
 
-@pytest.mark.parametrize("student", [{"horizons_per_env_reset": 1}, {**GRU, "seq_len": 2}], ids=["mlp, reset", "gru"])
+@pytest.mark.parametrize(
+    ("student", "limit"), [({"model_config": MLP}, 7), ({**GRU, "seq_len": 2}, None)], ids=["mlp, a limit", "gru"]
+)
 @pytest.mark.parametrize("given", ["algorithm", "checkpoint", "file", "copy", "described again"])
-def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training(given, student, tmp_path):
-    """Every 6 steps, whatever the student's horizon of 8 and its own interval are."""
+def test_where_no_episode_ended_a_teacher_forgets_as_often_as_in_its_own_training(given, student, limit, tmp_path):
+    """Every 6 steps, and where an episode begins, whatever the student's horizon of 8 and its own interval are."""
     every = {"num_envs": 2, "horizon": 12, "seq_len": 3, "seqs_per_state_reset": 2, "device": "cpu", "seed": 0}
     env = {"observe_parameters": "all", "time_limit": None}
     learner = PPOConfig(**every, **GRU).build(Pendulum, **env)
@@ -144,7 +146,7 @@ def test_where_no_episode_ends_a_teacher_forgets_as_often_as_in_its_own_training
     named = {"algorithm": learner, "checkpoint": tmp_path, "file": teacher.save(tmp_path / "teacher")}
     named |= {"copy": copy.deepcopy(teacher), "described again": described(teacher)}
     options = {"num_envs": 3, "loss": "nll", "beta": 0.5, "horizons_per_env_reset": -1} | student
-    algorithm = config(teacher=named[given], **options).build(Pendulum, **env)
+    algorithm = config(teacher=named[given], **options).build(Pendulum, **env | {"time_limit": limit})
     if given == "described again":
         algorithm.load_teacher(teacher.state_dict())
     compare_labels(algorithm, teacher, every=6)
