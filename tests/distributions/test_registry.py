@@ -13,6 +13,7 @@ from torch import distributions
 
 from rl8x import PPOConfig
 from rl8x.distributions import (
+    BUILTIN,
     Bernoulli,
     Categorical,
     Composite,
@@ -66,6 +67,10 @@ def everything(distribution, features, noise, mask=None):
     mode = distribution.mode(params)
     scores = distribution.logp(params, mode), distribution.entropy(params), distribution.kl(params, params)
     return (*distribution.sample(params, noise), mode, *scores)
+
+
+def test_every_built_in_distribution_is_among_the_cases():
+    assert {name for name, _, _ in CASES} == set(BUILTIN)
 
 
 @pytest.mark.parametrize(("name", "space", "config"), CASES)
@@ -151,7 +156,7 @@ def test_samples_are_elements_of_the_space_scored_to_the_bit_like_stored_actions
     for each, copy in itertools.product((actions, distribution.mode(params)), range(50)):
         one = keyed(distribution.env_actions(each), lambda leaf, copy=copy: leaf[1, copy].detach().numpy())
         # Gymnasium takes numpy integers for Discrete, not arrays without a dimension.
-        assert space.contains(keyed(one, lambda leaf: leaf[()] if leaf.shape == () else leaf))
+        assert space.contains(keyed(one, lambda leaf: leaf[()] if leaf.dtype == np.int64 else leaf))
 
 
 def keyed(tree, function):

@@ -48,7 +48,7 @@ def test_initial_weights_are_orthogonal_with_the_stated_gains():
     trained = [model.actor[0], model.actor[2], model.critic[0], model.critic[2], model.policy_head, model.value_head]
     for layer, gain in zip(trained, [*[math.sqrt(2)] * 4, 0.01, 1.0], strict=True):
         weight = layer.weight if layer.out_features <= layer.in_features else layer.weight.T
-        torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(weight @ weight.T / gain**2, torch.eye(len(weight)), atol=1e-5, rtol=0.0)
         assert not layer.bias.any()
 
 
