@@ -22,16 +22,6 @@ CHUNKED = ["ppo, continuous", "ppo, entropy and dual clip", "ppo, one batch", "p
 CHUNKED += ["ppo, adamw", "ppo, lstm", "ppo, gru", "ppo, advantages again, gru"]
 
 
-@pytest.mark.parametrize("limit", [None, 1e9, 1e-9])
-def test_the_orders_of_epochs_that_a_limit_leaves_out_are_not_drawn(limit):
-    options = {"num_sgd_iters": 3, "target_kl_div": limit, "lr": 0.05}
-    eager, traced = build("ppo", **options), build("ppo", **options, execution="compile")
-    for algorithm in (eager, traced):
-        train(algorithm, 1)
-    assert torch.equal(traced.updater.generator.get_state(), eager.updater.generator.get_state())
-    assert traced.counters == eager.counters
-
-
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Cut small minibatches into chunks for two workers, as large ones are."""
@@ -101,3 +91,35 @@ def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
     seen = [row for part in rows for row in part]
     assert sorted(seen) == list(range(12))
     assert (seen == list(range(12))) == (not shuffle or minibatch == 12)
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
+def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after_an_epoch(limit, calls):
+    """Three epochs of two minibatches; the orders of those that are not begun are not drawn."""
+    options = {"num_sgd_iters": 3, "target_kl_div": limit, "lr": 0.05}
+    eager, traced = build("ppo", **options), build("ppo", **options, execution="compile")
+    program, made = traced.updater._updates, []
+
+    def counted(*tensors):
+        made.append(len(tensors[-1]))
+        return program(*tensors)
+
+    counted.prepare = program.prepare
+    traced.updater._updates = counted
+    for algorithm in (eager, traced):
+        algorithm.collect()
+        algorithm.step()
+    assert made == calls
+    assert torch.equal(traced.updater.generator.get_state(), eager.updater.generator.get_state())
+    assert traced.counters == eager.counters
+    torch.testing.assert_close(weights(traced), weights(eager), atol=1e-4, rtol=1e-4)
+
+
+def test_chunks_of_wide_observations_are_smaller():
+    algorithm = build("ppo", execution="compile")
+    algorithm.collect()
+    algorithm.step()
+    narrow = algorithm.updater._chunk_steps
+    assert algorithm.pack.width == algorithm.pack.sources[0].shape[-1]
+    algorithm.pack.width += 4 * 84 * 84
+    assert algorithm.updater._chunk_steps == 2**24 // algorithm.pack.width < narrow
