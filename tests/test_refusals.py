@@ -109,6 +109,7 @@ CONDITIONS = [
     *(("an evaluation cannot decide", do(Confirmed, inner)) for inner in UNDECIDED),
     *(("Resume with the conditions saved", do(other_state, each)) for each in (ASKED, And(Plateau(LOSS)), WallTime(5))),
     (r"compose with &, \| and ~", lambda: ASKED and ASKED),
+    ("needs a trainer with evaluate_now", lambda: Confirmed(HitsUpperBound(EVAL, 1)).bind(object())),
     (
         r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean",
         lambda: check_names([ASKED & Plateau("return/mean")], keys.TRAINER_METRICS),

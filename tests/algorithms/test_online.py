@@ -48,6 +48,8 @@ class Batch(GenericAlgorithmBase[BatchConfig], config=BatchConfig):
 
 
 def test_a_config_builds_the_algorithm_that_names_it():
+    with pytest.raises(TypeError, match="BatchConfig trains without an environment"):
+        BatchConfig().build(CartPole)
     built = BatchConfig(seed=3, device="cpu").build()
     assert isinstance(built, Batch)
     assert (built.env, built.seed, built.clock) == (None, 3, "algorithm/updates")

@@ -305,6 +305,8 @@ def test_a_store_that_takes_no_writes_or_has_no_room_is_away_and_nothing_is_set_
         with pytest.raises(NotNowError, match=re.escape(str(error))):
             sender.send_some()
     assert store.calls.count("log_points") == 10  # not each point alone
+    with pytest.raises(NotNowError):
+        sender.send_all()
     store.fails = lambda call, content: None
     gone = store.runs.pop("run0")  # as where it is deleted, until it is restored
     with pytest.raises(NotNowError, match="no run run0"):
