@@ -16,7 +16,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and
 @pytest.mark.draws_curves
 @pytest.mark.parametrize(
     ("kind", "tries", "done"),
-    [("kill", 4, 4), ("disk", 4, 4), ("http", 2, 2), ("restarts", 1, 5), ("secrets", 1, 1), ("journals", 1, 20)],
+    [
+        ("kill", 4, 4),
+        ("ranks", 1, 1),
+        ("disk", 4, 4),
+        ("http", 2, 2),
+        ("restarts", 1, 5),
+        ("secrets", 1, 1),
+        ("journals", 1, 20),
+    ],
 )
 def test_nothing_is_lost_or_untrue_where_processes_are_killed_and_disks_and_addresses_fail(kind, tries, done, tmp_path):
     command = [sys.executable, "-m", "tests.faults", "--only", kind, "--tries", str(tries)]

@@ -36,7 +36,6 @@ from rl8x.trainers import Checkpoints, Trainer
 KILLS = 10  # of each run
 REAL_ONE_IN = 10  # runs whose shipper imports MLflow, as it is for users
 WHOM = (("trainer",), ("trainer",), ("shipper",), ("trainer", "shipper"), ("in a write",))
-NUM_RANKS = 2
 JOB = """
 import subprocess
 from tests.forks import ForkedPython
@@ -115,7 +114,7 @@ def whole_job(template: Path) -> "Expected":
 
 def start_job(folder: Path) -> subprocess.Popen[str]:
     (folder / "job.py").write_text(JOB)
-    return torchrun(["job.py"], num_ranks=NUM_RANKS, folder=folder, options=["--max-restarts=99"], forks=TRACKS)
+    return torchrun(["job.py"], folder=folder, options=["--max-restarts=99"], forks=TRACKS)
 
 
 def has_ranks(job: subprocess.Popen[str]) -> bool:
