@@ -43,8 +43,6 @@ def test_set_tracking_uri_comes_before_the_environment():
     code = """
 import os, mlflow
 from rl8x.tracking.location import locate
-from rl8x.tracking.runs import find_journal, user_run_id
-from tracking.fakes import BothSides, header, left_over
 mlflow.set_tracking_uri("http://set:1")
 os.environ["MLFLOW_TRACKING_URI"] = "http://environment:2"
 print(locate().uri)
