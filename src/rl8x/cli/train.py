@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -198,7 +199,7 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
         tracker = own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
     found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
     options: dict[str, Any] = {name: getattr(own, name) for name in TRAINER_OPTIONS}
-    options["checkpoints"] = Checkpoints(**{**own.checkpoints, "directory": checkpoint.path.parent})
+    options["checkpoints"] = replace(own.make_checkpoints() or Checkpoints(), directory=checkpoint.path.parent)
     made = {"algorithm": algorithm, "tracker": tracker, "trust": trust}
     trainer = make_trainer(found, auto=source == "auto", **made, **options)
     trainer.plan(run)

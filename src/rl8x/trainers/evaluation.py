@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -350,8 +349,7 @@ class EpisodeEvaluator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken."""
-        # Each evaluation begins new episodes in any case: another environment, or number of copies, begins anew.
-        with warnings.catch_warnings(), contextlib.suppress(ValueError):
+        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
             warnings.filterwarnings("ignore", ".*state cannot be saved")
             self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())

@@ -716,9 +716,12 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         # Ranks with disks of their own may have found others, and would go on with different weights.
         found = {"the run": saved_in["run"]["key"], "the checkpoint": checkpoint.path.name}
         check_alike("the checkpoint to go on from", found)
+        saved_spec, own_spec = checkpoint.spec.trainer, self.record.spec.trainer
+        before, now = ("auto" if each.eval_env is True else each.eval_env or False for each in (saved_spec, own_spec))
+        same_copies = before == now and saved_spec.num_eval_envs == own_spec.num_eval_envs
         try:
             state = checked_state(checkpoint.state)
-            self._load_rank(checkpoint.state)
+            self._load_rank(checkpoint.state, evaluates=same_copies)
             if origin.overrides.keys() & {"lr", "lr_schedule"}:
                 algorithm.set_lr(None)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
@@ -734,17 +737,18 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         evaluated_under = self.origin.planned.eval_env_config and parsed(self.origin.planned.eval_env_config)
         self.evaluations.env_config = evaluated_under
         self.record.resume(checkpoint, origin, state["results"], evaluated_under)
-        evaluated_in = (checkpoint.spec.trainer.eval_env, self.record.spec.trainer.eval_env)
-        before, now = ("auto" if each is True else each or False for each in evaluated_in)
         self._measure_anew(before == now or bool([*unwritable_in(before)]), True)  # what no file holds is given again
 
-    def _load_rank(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's."""
+    def _load_rank(self, state: Mapping[str, Any], *, evaluates: bool) -> None:
+        """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's.
+
+        That of evaluations is restored if it `evaluates` in the same copies: in others they begin anew.
+        """
         saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
         warn_of_other_number(num_ranks(state), self.algorithm)
         if ranks().rank < num_ranks(state):
             own = of_rank(saved, others, ranks().rank)
-            if num_ranks(state) != ranks().size:  # evaluations have other shares: they begin anew
+            if num_ranks(state) != ranks().size or not evaluates:  # or other shares of the copies
                 own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
             self.load_state_dict(with_generators_of(self.algorithm.device, own["trainer"], own["torch_generators"]))
             set_torch_generators(own["torch_generators"], self.algorithm.device)
