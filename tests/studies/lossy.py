@@ -7,10 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+from rl8x.tracking.locks import FolderLock
 from rl8x.trainers.ranks import SignalGuard
 
 
-def begin(driver):
+def begin(driver, stop):
     """Begin a worker in place of `rl8x.studies.jobs.begin_worker`, for which each would import torch."""
 
 
@@ -28,7 +29,8 @@ def work(job):
 def save(job):
     """Train until a signal, and save, as the trainer does; the job after that must not begin."""
     marks = Path(job["folder"])
-    with SignalGuard(quiet=True) as signals:
+    marks.mkdir(exist_ok=True)
+    with FolderLock(marks), SignalGuard(quiet=True) as signals:
         (marks / f"{job['key']}-begun").touch()
         while signals.stop is None:
             time.sleep(0.01)

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import signal
 import time
 
 import psutil
@@ -58,25 +59,47 @@ def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     assert len(said) == 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("do", "after"), [(work, {"job0-0"}), (save, {"job0-begun", "job0-saved"})])
-def test_workers_end_with_a_killed_driver(tmp_path, do, after):
-    """Also one that has got no job, which would wait minutes for one; a training is saved."""
+@contextlib.contextmanager
+def a_driver_of(todo, do, marks):
+    """A process with two workers that do jobs, once some marks are there; with all three processes."""
 
     def drive():
-        list(do_jobs([{**job, "takes_s": 60.0} for job in jobs_of(tmp_path, 0)], do, say=print, **HERE))
+        list(do_jobs(todo, do, say=print, **HERE))
 
     driver = multiprocessing.get_context("fork").Process(target=drive)
     driver.start()
     deadline = time.monotonic() + 120
-    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+    while not all(mark.exists() for mark in marks) and time.monotonic() < deadline:
         time.sleep(0.05)
     workers = [each for each in psutil.Process(driver.pid).children() if "LokyProcess" in " ".join(each.cmdline())]
     assert len(workers) == 2
-    driver.kill()
-    driver.join()
-    assert psutil.wait_procs(workers, timeout=120)[1] == []
+    processes = [psutil.Process(driver.pid), *workers]
+    yield processes
+    driver.join(120)
+    assert psutil.wait_procs(processes, timeout=120)[1] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("do", "after"), [(work, {"job0-0"}), (save, {"job0-begun", "job0-saved", "lock"})])
+def test_workers_end_with_a_killed_driver(tmp_path, do, after):
+    """Also one that has got no job, which would wait minutes for one; a training is saved."""
+    todo = [{**job, "takes_s": 60.0} for job in jobs_of(tmp_path, 0)]
+    with a_driver_of(todo, do, [tmp_path / min(after)]) as (driver, *_):
+        driver.kill()
     assert {each.name for each in tmp_path.iterdir()} == after
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 3], ids=["one worker idle", "a third training waits"])
+def test_an_interrupt_waits_until_trainings_are_saved_and_begins_no_other(tmp_path, number):
+    """Ctrl-C at a terminal is all its processes': an idle worker that died of it would take the others along."""
+    todo = [{"key": f"job{index}", "folder": str(tmp_path / f"{index}"), "dies": 0} for index in range(number)]
+    marks = [tmp_path / f"{index}" / f"job{index}-begun" for index in range(min(number, 2))]
+    with a_driver_of(todo, save, marks) as processes:
+        for each in processes:
+            each.send_signal(signal.SIGINT)
+    found = {f"{each.relative_to(tmp_path)}" for each in tmp_path.glob("*/job*")}
+    assert found == {f"{i}/job{i}-{mark}" for i in range(min(number, 2)) for mark in ("begun", "saved")}
 
 
 def test_back_ends_that_are_not_there_are_refused(monkeypatch):

@@ -250,17 +250,6 @@ def paragraphs(sentences: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{html.escape(each)}</li>" for each in sentences) + "</ul>\n" if sentences else ""
 
 
-def meanings(named: dict[str, str]) -> str:
-    """Write what names mean."""
-    items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in named.items())
-    return f'<dl class="meanings">{items}</dl>\n'
-
-
-def folded(title: str, text: str) -> str:
-    """Write a long text that is opened by a click."""
-    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>\n"
-
-
 def write_files(
     folder: Path, page: Mapping[str, str], tables: Mapping[str, pandas.DataFrame], figures: Sequence[Drawing]
 ) -> list[Path]:

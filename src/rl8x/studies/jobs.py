@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import math
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +24,14 @@ from rl8x.distributed import ranks
 from rl8x.output import Unfailing, described, say, short
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
+from rl8x.tracking.locks import is_locked
 from rl8x.tracking.shipping import keep_shipper
+from rl8x.trainers.ranks import end_saved
 from rl8x.trainers.rows import PROGRESS_CHOICES, Bar, counter_name
 
 Job = Mapping[str, Any]
 Work = Callable[[Job], dict[str, Any]]
-BACKENDS: Final = ("processes", "dask", "ray")
-_PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
+BACKENDS: Final = {"processes": None, "dask": "distributed", "ray": "ray"}  # with the package that each needs
 _LOSSES: Final = 3  # so many of workers in a row, without a job done between them, are a job's own
 RAY_ADDRESS: Final = "RAY_ADDRESS"  # the variable by which Ray is told where its cluster is
 _SAVING_S: Final = 10.0  # how long a worker may take to save its training once its driver is gone
@@ -38,31 +41,26 @@ _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError"
 
 
 def check_backend(backend: str, address: str | None) -> None:
-    """Refuse a back end that does not exist or is not installed, and an address without a cluster."""
+    """Refuse a back end that does not exist or is not installed, an address without a cluster, and several ranks."""
+    if ranks().size > 1:
+        if ranks().is_first:
+            say(
+                f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
+                f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` "
+                "for a cluster.",
+                err=True,
+            )
+        # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
+        ranks().share("the refusal of a study", None)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(2)
     if backend not in BACKENDS:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {backend!r}.")
-    if (package := _PACKAGES.get(backend)) and importlib.util.find_spec(package) is None:
+    if (package := BACKENDS[backend]) is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[{backend}]'.")
     if address is not None and backend != "dask":
         raise ValueError("`cluster` is the address of a Dask scheduler: give backend='dask' too.")
-
-
-def refuse_ranks() -> None:
-    """End all ranks where torchrun has started several, once the first has said why."""
-    if ranks().size == 1:
-        return
-    if ranks().is_first:
-        say(
-            f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
-            f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for "
-            "a cluster.",
-            err=True,
-        )
-    # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
-    ranks().share("the refusal of a study", None)
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(2)
 
 
 def do_jobs(
@@ -77,7 +75,7 @@ def do_jobs(
         yield from map(work, jobs)
         return
     left, losses = {job["key"]: job for job in jobs}, 0
-    with lending_variables(), _cluster(backend, num_jobs, address) as in_turn:
+    with lending_variables(), _cluster(backend, num_jobs, address, jobs) as in_turn:
         while left:
             try:
                 for done in in_turn(list(left.values())[: 1 if losses == _LOSSES - 1 else None], work):
@@ -99,10 +97,10 @@ def do_jobs(
                     say(f"{loss}; {len(left)} trainings go on from where they were saved")
 
 
-def _by_joblib(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
+def _by_joblib(jobs: Sequence[Job], work: Work, queued: str = "n_jobs") -> Iterator[dict[str, Any]]:
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    # One job after the other to each worker, as they take long: nothing is handed out ahead.
-    yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+    # One job after the other to each worker, as they take long, and no further one once one was interrupted.
+    yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch=queued)(tasks)
 
 
 def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
@@ -128,48 +126,58 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
             ray.cancel(each, force=True)
 
 
-def begin_worker(parent: int) -> None:
+def begin_worker(parent: int, stop: Path) -> None:
     """Begin a process that does one job after another: it keeps MLflow's process, and ends, saved, with its parent."""
-
-    def watch() -> None:  # a driver that was killed must not leave workers behind
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGTERM)  # a training handles it until it is saved; else it ends this process
-        until = time.monotonic() + _SAVING_S
-        while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and time.monotonic() < until:
-            time.sleep(0.05)
-        os._exit(1)
-
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says so by `stop`
     restore_variables()
-    threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
+    threading.Thread(target=end_saved, args=(parent, stop, _SAVING_S), name="rl8x-watch", daemon=True).start()
     keep_shipper()
 
 
+def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: Path) -> None:
+    """Have Ctrl-C wait until the workers have saved their trainings, whose folders are locked; a second one ends."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        say("rl8x: SIGINT: saving the trainings; Ctrl-C ends at once", err=True)
+        stop.touch()
+        until = time.monotonic() + _SAVING_S
+        while any(is_locked(Path(job["folder"])) for job in jobs) and time.monotonic() < until:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, end)
+        stack.callback(signal.signal, signal.SIGINT, before)
+
+
 @contextlib.contextmanager
-def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
+def _cluster(
+    backend: str, num_jobs: int, address: str | None, jobs: Sequence[Job] = ()
+) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
     """Give what does jobs, in processes or on a cluster that is used for as long as the context lasts."""
     with contextlib.ExitStack() as stack:
         if backend == "ray":
             _begin_ray(stack, num_jobs)
+            yield _by_ray
         elif backend == "dask":
-            _begin_dask(stack, num_jobs, address)
+            distributed: Any = importlib.import_module("distributed")
+            if address is None:
+                cluster = distributed.LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
+                address = stack.enter_context(cluster).scheduler_address
+            try:
+                stack.enter_context(distributed.Client(address, timeout=CONTACT_S))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
+            stack.enter_context(joblib.parallel_config("dask"))
+            yield functools.partial(_by_joblib, queued="all")  # there may come more workers
         else:
-            own = {"n_jobs": num_jobs, "initializer": begin_worker, "initargs": (os.getpid(),)}
+            stop = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl8x-")), "stop")
+            own = {"n_jobs": num_jobs, "initializer": begin_worker, "initargs": (os.getpid(), stop)}
             stack.enter_context(joblib.parallel_config("loky", **own))
-        yield _by_ray if backend == "ray" else _by_joblib
-
-
-def _begin_dask(stack: contextlib.ExitStack, num_jobs: int, address: str | None) -> None:
-    """Use the Dask of a scheduler's address, or one of this machine."""
-    distributed: Any = importlib.import_module("distributed")
-    if address is None:
-        cluster = distributed.LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
-        address = stack.enter_context(cluster).scheduler_address
-    try:
-        stack.enter_context(distributed.Client(address, timeout=CONTACT_S))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
-    stack.enter_context(joblib.parallel_config("dask"))
+            _save_at_interrupt(stack, jobs, stop)
+            yield _by_joblib
 
 
 def _begin_ray(stack: contextlib.ExitStack, num_jobs: int) -> None:

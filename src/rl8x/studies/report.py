@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -106,12 +107,15 @@ class Report:
         shown = {heading: text for heading, text in MEANINGS.items() if heading in rows[0]}
         if self.summary.baseline:
             shown["baseline"] = f"{self.summary.baseline}, which P(improves) compares with"
-        statistics = figures.table(rows) + figures.meanings(shown) + figures.paragraphs(self.summary.notes)
+        items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in shown.items())
+        meanings = f'<dl class="meanings">{items}</dl>\n'
+        statistics = figures.table(rows) + meanings + figures.paragraphs(self.summary.notes)
         worst = "The worst cell of the mean over seeds", figures.table(self._worst_cells())
         parts = [("Statistics", statistics), *map(figures.image, self.drawings), worst]
         if self.study.definition:
             text = json.dumps(self.study.definition, indent=2, default=str)
-            parts.append(("The study", figures.folded("Its definition", text)))
+            folded = f"<summary>Its definition</summary><pre>{html.escape(text)}</pre>"
+            parts.append(("The study", f"<details>{folded}</details>\n"))
         return figures.page(self.study.title, self._lead(), parts)
 
     def _lead(self) -> str:

@@ -24,7 +24,7 @@ from rl8x.importing import Trust
 from rl8x.plain import checked_number
 from rl8x.studies import search, table
 from rl8x.studies.definition import StudyConfig, Training
-from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, refuse_ranks, threads_of
+from rl8x.studies.jobs import RAY_ADDRESS, StudyProgress, check_backend, do_jobs, threads_of
 from rl8x.studies.parent import ParentRun
 from rl8x.studies.report import report
 from rl8x.studies.training import run_job
@@ -110,7 +110,6 @@ class Study:
             SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
         config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
-        refuse_ranks()
         check_backend(backend, cluster)
         if (self._stored() or {}).get("done") == (config.trials or 0):
             return self.results()

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,23 @@ class SignalGuard:
         """Return the exception with the signal's exit code: KeyboardInterrupt, or SystemExit(128 + n)."""
         assert self.stop is not None
         return KeyboardInterrupt() if self.stop == signal.SIGINT else SystemExit(128 + self.stop)
+
+
+def end_saved(parent: int, stop: Path, patience_s: float) -> None:
+    """End this process once its parent is gone, its training saved; that is saved too once `stop` is there.
+
+    To call in a thread.
+    """
+    while os.getppid() == parent and not stop.exists():
+        time.sleep(0.2)
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # `SignalGuard` handles it until all is saved
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif os.getppid() != parent:
+            break
+        time.sleep(0.1)
+    os._exit(1)
 
 
 # -- at the start
