@@ -1,4 +1,4 @@
-"""Files: writing that survives a power cut, digests by which damage is noticed, where they moved, who can write."""
+"""Files: writes that survive a power cut, digests, files that were moved, and who else can write."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SUMS: Final = "SHA256SUMS"
 
 
 def named_path(path: str | os.PathLike[str], owner: str) -> Path:
-    """Return a path that a user gave; `owner` is the argument."""
+    """Check and return a path that a user gave; `owner` names the argument in errors."""
     if not (text := os.fsdecode(path)).strip() or "\0" in text:
         raise ValueError(f"{owner} must be a path, without NUL; got {path!r}.")
     return Path(text)
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether a path is a file, not a link, of this user or root, and nobody else can write to it."""
+    """Whether a path is a regular file of this user or root that nobody else can write to."""
     with contextlib.suppress(OSError):
         about = path.lstat()
         return stat.S_ISREG(about.st_mode) and about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
@@ -33,7 +33,7 @@ def is_own_file(path: Path) -> bool:
 
 
 def exposure(folder: Path) -> str | None:
-    """Say by whom what lies in a folder could be changed, or all of it replaced; None if by this user and root only.
+    """Say who else could change what lies in a folder, or replace the folder; None if only this user and root can.
 
     Above the folder a sticky bit keeps others from replacing it, and this user's own group may write, as it may by the
     umask of many systems. In a container root may have another number: that of the owner of `/`.
@@ -50,7 +50,7 @@ def exposure(folder: Path) -> str | None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `OSError` where a folder cannot be written, or made; leaves no trace."""
+    """Raise `OSError` if a folder can neither be written nor made; leave no trace."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
@@ -59,7 +59,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
-    """Write a file, a new one with `mode` less the umask; all of it is on the disk when this returns."""
+    """Write a file and sync it to the disk; a new one gets `mode` less the umask."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
@@ -77,10 +77,7 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file by another one, of `mode`: after a power cut it is there as it was before or as it is now.
-
-    What the disk refuses leaves nothing behind.
-    """
+    """Replace a file atomically, with `mode`: a power cut leaves the old or the new one, a full disk the old one."""
     beside = path.with_name(path.name + ".new")
     try:
         write_synced(beside, data, mode=mode)
@@ -115,7 +112,7 @@ def sums_of(folder: Path, names: Iterable[str], known: Mapping[str, str] | None 
 
 
 def wrong_sums(folder: Path, actual: str) -> str | None:
-    """Return in words which files of a folder do not have the digests in its `SUMS`; None if all have."""
+    """Say which files of a folder do not match the digests in its `SUMS`; None if all do."""
     expected = (folder / SUMS).read_text(encoding="utf-8")
     if expected == actual:
         return None
@@ -131,10 +128,7 @@ def is_at(fd: int, path: Path) -> bool:
 
 
 def moved_to(fd: int, path: Path) -> Path | None:
-    """Return where an open file or folder is that was moved away from its path.
-
-    None where it is in its place, or was deleted, or the system does not know.
-    """
+    """Return the new path of an open file or folder; None if it was not moved, was deleted, or no one can tell."""
     if is_at(fd, path):
         return None
     with contextlib.suppress(OSError):

@@ -35,7 +35,7 @@ _BINS: Final = 12
 
 
 class Curve(NamedTuple):
-    """A line with a band, such as a mean over seeds with its interval, each `[points]`; of no band low is NaN."""
+    """A line with a band, such as a mean over seeds with its interval, each `[points]`; without a band low is NaN."""
 
     steps: Array
     mean: Array
@@ -62,7 +62,7 @@ _MARKERS: Final = "osD^vPX*"
 
 
 class Drawing(NamedTuple):
-    """A figure: the name of its file without the ending, title and caption for the page, what draws it in a theme."""
+    """A figure: its file's name without suffix, title and caption for the page, and the function that draws it."""
 
     name: str
     title: str
@@ -165,7 +165,7 @@ def draw_line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, 
 
 
 def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: str, theme: Theme) -> None:
-    """Draw learning curves by their labels; of very many all in one shade."""
+    """Draw learning curves by label; more than `MAX_NAMED` are drawn in one shade."""
     for number, (label, curve) in enumerate(curves.items()):
         if len(curves) > MAX_NAMED:
             panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)

@@ -66,7 +66,7 @@ _FAR: Final = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """A policy that was written as a program.
+    """An exported policy.
 
     Attributes:
         path: The file.
@@ -85,7 +85,7 @@ class Export:
     difference: float
 
     def __str__(self) -> str:
-        """Say what is in the file and how near it is to the policy; a fact a line."""
+        """Describe the file and its largest difference from the policy, one fact a line."""
         both = self.inputs, self.outputs
         inputs, outputs = (", ".join(f"{name} {kind}" for name, kind in part.items()) for part in both)
         found = f"largest difference to the policy's actions over 1,000 observations: {self.difference:.1e}"
@@ -93,7 +93,7 @@ class Export:
 
 
 class DecisionProgram(nn.Module):
-    """What a policy does with an observation, as a function of named tensors alone; see the module's text."""
+    """A policy's decision as a function of named tensors; see the module's docstring."""
 
     def __init__(self, policy: Policy, sampled: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Importing what a name means, for run files and checkpoints that may come from anybody: importing runs code.
+"""Imports what names in run files and checkpoints refer to, if it is trusted: importing runs code.
 
-A name gives what this process has imported already, or what is rl8x's, torch's or Gymnasium's own; anything else needs
-trust: the user's word for the file (`--trust`, `trust=True`), or that he typed the name. `rl8x.trusted` remembers it.
+Modules that are imported already, and those of rl8x, torch and Gymnasium, need no trust. All others do: `--trust` or
+`trust=True` for the file, or that the user typed the name. `rl8x.trusted` remembers it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ID_OF_MODULE: Final = re.compile(
 
 
 class UntrustedError(ValueError):
-    """A name would run code that nobody has said to trust."""
+    """A name would run code that is not trusted."""
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def runs_code(name: str) -> bool:
 
 
 def needs_word(name: str) -> bool:
-    """Whether a file that names this needs the user's word in a new process: it runs code that is not remembered."""
+    """Whether a file that has this name needs `--trust` in a new process: its code is not remembered as trusted."""
     module = would_import(name)
     if module is None or not runs_code(name):
         return False
@@ -134,7 +134,7 @@ def check_gymnasium_id(name: str, trust: Trust) -> None:
 
 
 def find_modules_here(trust: Trust) -> None:
-    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing."""
+    """Append the working directory to `sys.path` if trusted names may be found there; last, to hide nothing."""
     here = os.getcwd()
     if isinstance(trust, bool):
         wanted = trust

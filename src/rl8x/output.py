@@ -1,4 +1,4 @@
-"""Text for a person to read: where it cannot be written, it is lost, and nothing else is."""
+"""Prints messages and tables; a closed or full stream never raises."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _GONE: Final = (errno.EPIPE, errno.EIO)
 
 
 class Unfailing:
-    """A text stream whose writing never raises; None, as `sys.stderr` is in some processes, takes nothing."""
+    """A text stream that never raises; None, as `sys.stderr` is in some processes, drops what is written."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what can be written; returns the number of characters given."""
+        """Write the text if possible; return the number of its characters."""
         self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what can be handed on."""
+        """Flush the stream if possible."""
         self._try("flush")
 
     def isatty(self) -> bool:
@@ -55,13 +55,13 @@ class Unfailing:
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def forsake(self) -> None:
-        """Give the null device what the stream still holds: at its end Python would try again, and exit with 120."""
+        """Redirect the stream to the null device: at exit Python would flush it again, fail, and exit with code 120."""
         with contextlib.suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), self.fileno())
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an exception says; one whose `__str__` raises says nothing."""
+    """Return the message of an exception; empty if its `__str__` raises."""
     try:
         return str(error)
     except Exception:  # a defect of the exception's class must not replace what it was raised for
@@ -69,13 +69,13 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an exception says, or the name of its type."""
+    """Return the first line of an exception's message, or the name of its type."""
     lines = message_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def described(error: BaseException) -> str:
-    """Return the name of an exception's type and what it says."""
+    """Return the name of an exception's type and its message."""
     message = message_of(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
@@ -93,7 +93,7 @@ def is_interactive() -> bool:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line to standard output, or to standard error (`err`), if it can be."""
+    """Print a line to standard output, or to standard error (`err`), if possible."""
     print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)
 
 
@@ -143,7 +143,7 @@ def width_of(rows: Sequence[Sequence[str]]) -> int:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Cut a text in its middle, so that what distinguishes its ends stays."""
+    """Shorten a text in its middle: its ends often tell it from others."""
     if len(text) <= width:
         return text
     left = (width - 3) // 2

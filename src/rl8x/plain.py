@@ -184,7 +184,7 @@ def own_values(value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """Copy lists, dicts, arrays and tensors within each other, as such that cannot be changed (but for tensors).
+    """Copy nested lists, dicts, arrays and tensors into read-only ones (tensors stay writable).
 
     Whatever else there is, such as a module or a function, stays the same object.
     """
@@ -192,7 +192,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Copy lists, dicts, arrays and tensors within each other, as plain ones that may be changed."""
+    """Copy nested lists, dicts, arrays and tensors into plain, writable ones."""
     return _copied(value, thawed)
 
 

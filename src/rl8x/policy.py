@@ -79,7 +79,7 @@ class Prediction(NamedTuple):
 
 @contextlib.contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode, and then into evaluation mode, in which policies are but while they learn."""
+    """Put a module into training mode within the context, and into evaluation mode after it."""
     module.train()
     try:
         yield
@@ -181,7 +181,7 @@ class Policy(nn.Module):
 
     @property
     def form(self) -> tuple[type[Policy], dict[str, Any]]:
-        """The class and the constructor's arguments, beside the spaces, that make this policy again."""
+        """The class and the constructor's arguments, beside the two spaces, that rebuild this policy."""
         model = {"model": type(self.model), "model_config": self.arguments["model"]}
         return Policy, {
             **(model if self.model_is_made else {"model": self.model}),
@@ -302,7 +302,7 @@ class Policy(nn.Module):
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
         """Return the distributions' parameters of one observation a copy, values `[num_envs]`, and the state after.
 
-        Of the arguments of `act`.
+        It takes the arguments of `act`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -339,7 +339,7 @@ class Policy(nn.Module):
             obs: As in `evaluate`.
             state: As in `evaluate`.
             starts: As in `evaluate`.
-            **others: None.
+            **others: Not legal.
 
         Returns:
             Features `[seq_len, batch, num_features]`, values `[seq_len, batch]`, and the action mask, if there is one.
@@ -359,7 +359,7 @@ class Policy(nn.Module):
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate values in units of rewards, `[num_envs]`; an actor apart from the critic is not run.
 
-        Of the arguments of `act`.
+        It takes the arguments of `act`.
         """
         seen = self._seen(self.model_inputs(obs)[0])
         with self.autocast():
@@ -421,11 +421,11 @@ class Policy(nn.Module):
 
     @property
     def seen_space(self) -> gymnasium.Space[Any]:
-        """Space of what a decision needs of an observation."""
+        """Space of the parts of an observation that decisions depend on."""
         return without_parts(self.observation_space, self.unseen)
 
     def memory(self, num_envs: int) -> State:
-        """Return what decisions remember before the first observation, each `[num_envs, *]`; nothing of a critic's.
+        """Return the actor's initial state, each `[num_envs, *]`; `decide` begins with it.
 
         Args:
             num_envs: How many observations there will be.
@@ -531,7 +531,7 @@ class Policy(nn.Module):
         return target
 
     def describe(self) -> dict[str, Any]:
-        """Describe as plain data by what class and arguments this policy is made, beside its spaces.
+        """Return the class and the arguments of this policy as plain data, without its spaces.
 
         Raises:
             TypeError: If the policy is made of something that cannot be saved to a file.
@@ -551,7 +551,7 @@ class Policy(nn.Module):
         return {"class": dotted_path(cls), "arguments": plain}
 
     def to_bytes(self) -> bytes:
-        """Return what `save` writes; raises TypeError as it does."""
+        """Return the content of the file that `save` writes; raise TypeError as it does."""
         given, chosen = map(space_to_plain, (self.observation_space, self.action_space))
         about = {**self.describe(), "observation_space": given, "action_space": chosen}
         about["state_reset_every"] = self.state_reset_every
@@ -581,7 +581,7 @@ class Policy(nn.Module):
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
-        """Make the policy of which `to_bytes` returned the content.
+        """Rebuild a policy from what `to_bytes` returned.
 
         Args:
             content: What it returned.
@@ -598,7 +598,7 @@ class Policy(nn.Module):
     def from_description(
         cls, description: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, *, trust: Trust = False
     ) -> Self:
-        """Make the policy that `describe` described; raise ValueError if it does not make one.
+        """Rebuild a policy from what `describe` returned; raise ValueError if that fails.
 
         Args:
             description: What it returned, the two spaces as plain data, and `state_reset_every`.

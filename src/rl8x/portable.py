@@ -1,4 +1,4 @@
-"""What a policy needs without a trainer: observations as rows and actions as elements, and its file.
+"""Policies without a trainer: observations as rows, actions as elements, and the policy's file.
 
 A file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under `rl8x`,
 the JSON that says what the policy is made of, with the digest of the whole file. Reading it runs no code.
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 
 
 def policy_bytes(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the file of a policy that `description` and its tensors, `[*]` each, make again."""
+    """Return the content of a policy's file, with its description and its tensors, `[*]` each."""
     from safetensors.torch import save
 
     about = {
@@ -91,7 +91,7 @@ def _sealed(content: bytes) -> bytes:
 
 
 def check_finite(rows: Tree) -> None:
-    """Refuse observations `[num, *obs]` of which one is not finite: what is decided on NaN looks like any action."""
+    """Refuse observations `[num, *obs]` that are not finite: a decision on NaN looks like any other."""
     for name, part in flatten_tree("obs", rows).items():
         if part.is_floating_point() and not (finite := part.isfinite()).all():
             first = int((~finite).flatten(1).any(1).nonzero()[0])
@@ -137,7 +137,7 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
 
 
 def _check_whole(given: Tensor, whole: Tensor, space: gymnasium.Space[Any], name: str) -> None:
-    """Refuse numbers that are none of a space of whole ones: made whole, or of fewer bits, they would be others."""
+    """Refuse numbers that a conversion to the space's integer type would change."""
     if given.dtype != whole.dtype:  # pictures are of their space's type, and not looked through
         wrong = given.to(whole.device, torch.float64) != whole.double()
         if wrong.any():

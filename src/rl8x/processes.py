@@ -24,7 +24,7 @@ def python_process(*words: str, variables: Mapping[str, str] | None = None) -> d
 
 
 def guarded(command: Sequence[str], variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what `python_process` does for one that runs a command until it is told to end, or this process is gone.
+    """Like `python_process`, for a process that runs a command and ends it when told to, or when this process ends.
 
     The processes that the command has started end with it; a server's own command may leave those on its port.
     """
@@ -33,7 +33,7 @@ def guarded(command: Sequence[str], variables: Mapping[str, str] | None = None) 
 
 
 def guard() -> None:
-    """Be a process of `guarded`."""
+    """Run a command as the process of `guarded`."""
     import signal
     import subprocess
     import threading
@@ -59,7 +59,7 @@ def guard() -> None:
 
 @contextlib.contextmanager
 def lending_variables() -> Iterator[None]:
-    """Let the processes that a library starts within the block have the variables of `python_process`."""
+    """Give processes that a library starts within the block the variables of `python_process`."""
     own = own_variables()
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
@@ -70,7 +70,7 @@ def lending_variables() -> Iterator[None]:
 
 
 def restore_variables() -> None:
-    """Give what a user's code starts from here the user's own variables again, in a process of ours."""
+    """Restore the user's own variables, in a process of ours, for what the user's code starts from here."""
     import json
 
     _restore({**json.loads(os.environ.get(_USERS, "{}")), _USERS: None})
@@ -108,7 +108,7 @@ def _path() -> list[str]:
 
 
 def leave_working_directory(*, runs_module: bool) -> None:
-    """Find no modules in the working directory where only `python -m` or an empty entry of PYTHONPATH says so."""
+    """Take the working directory off `sys.path` if only `python -m` or an empty entry of PYTHONPATH put it there."""
     if runs_module and not sys.flags.safe_path:
         sys.path.pop(0)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -119,7 +119,7 @@ def leave_working_directory(*, runs_module: bool) -> None:
 
 
 def tolerate_warnings() -> None:
-    """Make no warning an error, but those of rl8x itself where a filter names it: libraries warn about each other."""
+    """Turn off filters that make warnings errors, but for rl8x's own: libraries warn about each other."""
     import warnings
 
     kept = [each for each in warnings.filters if each[0] != "error" or _names_us(each[3])]
@@ -128,7 +128,7 @@ def tolerate_warnings() -> None:
 
 
 def forget_errors() -> None:
-    """Let what is started from here make no warning an error."""
+    """Turn off filters that make warnings errors in what is started from here."""
     sys.warnoptions[:] = filter(_without_errors, sys.warnoptions)
     if "PYTHONWARNINGS" in os.environ:
         os.environ["PYTHONWARNINGS"] = _without_errors(os.environ["PYTHONWARNINGS"])

@@ -17,7 +17,7 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
 def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str = "it") -> Tensor:
-    """Return numbers, `[*]`, as a tensor: those of a tensor, of lists, or of an array; refuse what is none, by a name.
+    """Convert a tensor, an array or lists of numbers to a tensor `[*]`; refuse anything else, under this name.
 
     Torch refuses arrays that run backwards (a picture that was flipped), of another byte order or of long doubles, and
     warns of those that may not be written to: of such arrays it gets copies.
@@ -75,13 +75,13 @@ def without_ends(obs: Any, terminated: Tensor) -> Any:
 
 
 def is_part(name: str, *trees: str) -> bool:
-    """Whether a flat name belongs to one of some trees."""
+    """Whether a flat name belongs to one of these trees."""
     return name.split("/", 1)[0] in trees
 
 
 @functools.lru_cache
 def names_of(names: tuple[str, ...], *trees: str) -> list[str]:
-    """Return those of some flat names that belong to one of some trees."""
+    """Return the flat names that belong to one of these trees."""
     return [name for name in names if is_part(name, *trees)]
 
 
@@ -110,14 +110,14 @@ def row_major(tensor: Tensor) -> Tensor:
 
 
 def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Iterable[Tensor]], Any]]:
-    """Return the tensors of a tree, row-major, for one program of all strides, and what rebuilds it."""
+    """Return a tree's tensors, row-major, so that one program fits all strides, and what rebuilds the tree."""
     tensors: list[Tensor] = []
     rebuilt = _flatten(tree, tensors)
     return tensors, lambda given: rebuilt(iter(given))
 
 
 def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], Any]:
-    """Append a tree's tensors, `[*]` each, and return what takes as many of an iterator and rebuilds the tree."""
+    """Append a tree's tensors, `[*]` each; return a function that rebuilds the tree from an iterator."""
     if isinstance(tree, Tensor):
         tensors.append(row_major(tree))
         return next

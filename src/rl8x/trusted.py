@@ -31,14 +31,14 @@ _new: list[str] = []
 
 
 def memory() -> Path:
-    """Return the file that trust is remembered in; who deletes it forgets."""
+    """Return the file that remembers trust; deleting it forgets all."""
     import platformdirs  # only now: `rl8x doctor` works without
 
     return Path(platformdirs.user_config_dir("rl8x", appauthor=False)) / "trusted.json"
 
 
 def unsafe() -> str | None:
-    """Say why nothing is remembered: somebody else could change it; None where nobody could, or there is nothing."""
+    """Say why the file is not used, such as that others could change it; None if it is safe or missing."""
     file = memory()
     if not file.is_absolute():  # without a home folder it would be one of the working directory
         return f"there is no folder for it: {file}"
@@ -49,7 +49,7 @@ def unsafe() -> str | None:
 
 
 def entries() -> Entries:
-    """Return what is remembered; nothing of a file that is damaged, or that somebody else could have written."""
+    """Return what is remembered; nothing if the file is damaged or others could have written it."""
     found: Entries = {}
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
         if unsafe() is None:
@@ -70,7 +70,7 @@ def is_remembered(module: str, function: str | None = None) -> bool:
 
 
 def is_changed(module: str) -> bool:
-    """Whether a module was trusted when its files were others."""
+    """Whether a module was trusted and its files have changed since."""
     return not all(map(is_intact, _entries_with(module)))
 
 
@@ -83,7 +83,7 @@ def _entries_with(module: str) -> list[dict[str, Any]]:
 def remember(module: ModuleType, function: str | None = None) -> None:
     """Remember that the user trusts a module that was imported, with what it imports beside it.
 
-    What cannot be kept, or not where nobody else can write, is not remembered.
+    Nothing is remembered if the file cannot be written, or others could change it.
     """
     main = None if _forgets else _file_of(module)
     if main is None or os.environ.get("LOCAL_RANK", "0") != "0":
@@ -98,7 +98,7 @@ def remember(module: ModuleType, function: str | None = None) -> None:
 
 
 def news() -> list[str]:
-    """Return the files of the modules whose trust was not remembered when this was called before."""
+    """Return the files of the modules that were remembered since the last call."""
     found = [*_new]
     _new.clear()
     return found
@@ -106,7 +106,7 @@ def news() -> list[str]:
 
 @contextlib.contextmanager
 def nothing_remembered() -> Iterator[None]:
-    """Let what is trusted within the block not be remembered: it is not the user who says so."""
+    """Remember no trust within the block: it is not the user who gives it."""
     global _forgets
     before, _forgets = _forgets, True
     try:
@@ -116,7 +116,7 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def _write(known: Entries) -> bool:
-    """Replace the file by another of this user alone; False where that is impossible or others could change it."""
+    """Replace the file, for this user alone; return False if that fails or others could change it."""
     file = memory()
     with contextlib.suppress(OSError):
         if file.is_absolute():

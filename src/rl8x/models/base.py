@@ -70,14 +70,14 @@ class Model(nn.Module):
         """
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, of the arguments of `forward`; a subclass may skip the actor's work."""
+        """Return the values alone, `[T, B]`, given the arguments of `forward`; a subclass may skip the actor's work."""
         values: Tensor = self(obs, state, starts)[1]
         return values
 
     def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Return features and state without values; a subclass may skip the critic's work.
 
-        Of the arguments of `forward`; the state, each `[B, *]`, may be what `actor_state` returns.
+        It takes the arguments of `forward`; the state, each `[B, *]`, may be what `actor_state` returns.
         """
         features, _, state = self(obs, state, starts)
         return features, state

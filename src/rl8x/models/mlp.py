@@ -221,7 +221,7 @@ class ActorCritic(Model):
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
         """Return the arguments with which `actor` and `critic` are called, and the state after them, each `[B, *]`.
 
-        Of the arguments of `Model.forward`.
+        It takes the arguments of `Model.forward`.
         """
         return (obs,), (obs,), state
 

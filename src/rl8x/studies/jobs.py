@@ -156,7 +156,7 @@ def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: P
 def _cluster(
     backend: str, num_jobs: int, address: str | None, jobs: Sequence[Job] = ()
 ) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
-    """Give what does jobs, in processes or on a cluster that is used for as long as the context lasts."""
+    """Yield a function that runs jobs, in processes or on a cluster, which end with the context."""
     with contextlib.ExitStack() as stack:
         if backend == "ray":
             _begin_ray(stack, num_jobs)
