@@ -33,7 +33,7 @@ Noises = Iterator[tuple[Tensor, Tensor | None]]
 
 
 class Cursor(NamedTuple):
-    """The policy's inputs of the current step."""
+    """The policy's inputs at the current step."""
 
     obs: Tree  # the observation to act on, `[num_envs, *obs]`, or a dict of such tensors
     starts: Tensor  # whether it begins an episode, `[num_envs]`, bool

@@ -412,7 +412,7 @@ def _listed_points(points: Any) -> Any:
 
 
 def _plain_value(value: Any, where: str) -> Any:
-    """Return a value of a script as plain data: distributions, arrays and classes in their forms in files."""
+    """Return a value of a script as plain data, as files have distributions, arrays and classes."""
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return _plain_value(value.to_dict(), where)
     if isinstance(value, type):

@@ -60,7 +60,7 @@ class ParentRun:
                 raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
 
     def _description(self, result: str) -> str:
-        """Describe the study in Markdown, first what came out of it."""
+        """Describe the study in Markdown, its result first."""
         study, folder = self.study, shlex.quote(str(self.study.folder))
         trainings = ", ".join(f"`{name}`" for name in study.train)
         varied = "".join(f"; `{name}` {_described(values)}" for name, values in study.vary.items())
@@ -93,7 +93,7 @@ class ParentRun:
         }
 
     def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, Sequence[Sequence[float]]]]) -> None:
-        """Log what came out: curves, each with the group that it is averaged with, results, the best, and the files."""
+        """Log the results: curves averaged by their groups, metrics, the best training, and the files."""
         final, metrics = frame[frame[table.FINAL]], dict[str, float]()
         found = _results(final)
         if found is not None:

@@ -34,7 +34,7 @@ _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` g
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """The parts of a study that a report is made of; what is not known is empty, or None."""
+    """The parts of a study that a report needs; unknown ones are empty or None."""
 
     table: pandas.DataFrame
     supports: Supports = field(default_factory=dict)  # by training and parameter the ends of what was trained on

@@ -37,7 +37,7 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
 
 
 def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[int]) -> dict[int, list[Training]]:
-    """Return, by number, the trainings of trials that a kill or failure left, but those `tried`; else of new ones."""
+    """Return, by number, the trainings of unfinished trials that are not in `tried`; else those of new trials."""
     from optuna.trial import TrialState
 
     drawn = [trial for trial in search.trials if _KEY in trial.user_attrs]
@@ -60,7 +60,7 @@ def _trainings(study: StudyConfig, trial: Any) -> list[Training]:
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:
-    """Have one of Optuna's trials draw a value, of a range or a list."""
+    """Draw a value from a range or a list by one of Optuna's trials."""
     ((kind, given),) = values.items() if isinstance(values, Mapping) else [("choice", values)]
     if kind == "choice":
         # Texts, since a storage takes no lists and mappings.
@@ -90,7 +90,7 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:
-    """Note what a training was worth at a point, and say whether its trial is given up: below the median of others."""
+    """Record a training's value at a point; return whether its trial is pruned: below the median of the others."""
     # Golovin et al. 2017, KDD, section 3.2.2. Each training has files of its own, so that any number of processes may
     # write them, and one that is resumed decides as it did before.
     notes = folder / "search"

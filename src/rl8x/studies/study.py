@@ -143,7 +143,7 @@ class Study:
         return frame
 
     def _stored(self) -> dict[str, Any] | None:
-        """Read what the folder says of the study, and refuse what has changed since, or cannot be read."""
+        """Read the stored definition, None if there is none; refuse one that is unreadable or has changed."""
         path = self.folder / table.DEFINITION
         if not path.exists():
             own = {"lock", f"{table.DEFINITION}.new"}
@@ -249,7 +249,7 @@ class Study:
         }
 
     def _send_left(self, finished: _Finished, parent: ParentRun, shown: StudyProgress) -> bool:
-        """Send what trainings could not, as the store was down when they ended; return whether it has all of it now."""
+        """Send rows that waited because the store was down; return whether it has all of them now."""
         for training, result in finished:
             spool = parent.spool_of(training)
             if spool is None or not spool.is_dir() or is_sent(spool):
@@ -313,7 +313,7 @@ class Study:
 
 
 def _supports(finished: _Finished) -> dict[str, Support]:
-    """Return what the trainings of each configuration drew, whatever their seeds and hyperparameters."""
+    """Return the support of each configuration over all its seeds and hyperparameters."""
     supports: dict[str, Support] = {}
     for training, result in finished:
         hull = supports.setdefault(training.training, dict(result["support"]))

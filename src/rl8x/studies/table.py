@@ -235,7 +235,7 @@ def _label(firsts: pandas.DataFrame, row: Any) -> str:
 
 
 def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pandas.Series) -> str:
-    """Say which cells a policy lacks, or in how many its returns are not finite, and which is the first."""
+    """Say how many cells a policy lacks, or in how many its return is not finite, with the first of these."""
     if lacks := int(inside.isna().sum()):
         return f"lacks {lacks} of {len(cells)} cells"
     first = cells.iloc[int(np.argmin(is_finite))]

@@ -137,14 +137,14 @@ class _TrainingJob:
         return means
 
     def _make_evaluator(self, trainer: Trainer) -> CellEvaluator:
-        """Make what plays the test cells, in the environment that is trained in, or the one that is named for it."""
+        """Make the evaluator of the test cells, in the training's environment or the one that is named for tests."""
         study, run, algorithm = self.study, self.run, trainer.algorithm
         named = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
         maker = run.env.maker(run.trust, env=tested_env(run)) if named else None
         return CellEvaluator(algorithm, self.cells, episodes=study.episodes, seed=study.test_seed, env_factory=maker)
 
     def _measure(self, trainer: Trainer) -> tuple[pandas.DataFrame, Support]:
-        """Test the present policy: a point of the table, and what training draws there."""
+        """Test the present policy; return a point of the table, and the support of training there."""
         env, steps = trainer.algorithm.env, trainer.state[keys.STEPS]
         if self._measured[0] == steps:
             return self._measured[1:]
@@ -160,7 +160,7 @@ class _TrainingJob:
         return self._measured[1:]
 
     def _table(self, state: Mapping[str, Any], inside: Any, measured: Mapping[str, Any]) -> pandas.DataFrame:
-        """Put what was measured in the cells into a table, whose columns are those of `rl8x.studies.table`."""
+        """Return the measurements of the cells as a table with the columns of `rl8x.studies.table`."""
         varied = {
             f"{table.VARY}{name}": value if isinstance(value, bool | int | float | str) else json.dumps(value)
             for name, value in self.training.vary.items()
@@ -177,7 +177,7 @@ class _TrainingJob:
         return (self.folder / PRUNED).exists()
 
     def _conclude(self, trainer: Trainer) -> dict[str, Any]:
-        """Test the last policy; add what came out to the tracked run, which is over and stays so."""
+        """Test the last policy, and add the results to the tracked run, which has ended and keeps its status."""
         (frame, drawn), pruned = self._measure(trainer), self.searches and self._is_pruned({})
         state, clock, tracker = trainer.state, trainer.algorithm.clock, trainer.tracker
         for steps in table.read_points(self.folder):
