@@ -256,7 +256,7 @@ def test_a_count_of_far_too_many_zeros_is_refused_when_it_is_built_or_does_no_ha
 def test_counts_of_numpy_are_counts():
     config = PPOConfig(num_envs=4, horizon=4, device="cpu", seed=0, model_config={"hidden_sizes": [8]})
     trainer = Trainer(config.build(CartPole, time_limit=5), tracker=NullTracker(), num_eval_envs=np.int64(3))
-    assert trainer.evaluator.env.num_envs == 3
+    assert trainer.evaluations.env.num_envs == 3
     frames = [trainer.evaluate_grid({"length": [0.5]}, episodes=kind(2)) for kind in (int, np.int64)]
     assert frames[0].equals(frames[1])
 

@@ -69,7 +69,7 @@ def train(env, seed):
 def test_environments_of_32_bits_train_and_are_evaluated(name):
     seed = 2**70
     trainer = train(MAKERS[name], seed)
-    assert trainer.evaluator.env is not trainer.algorithm.env
+    assert trainer.evaluations.env is not trainer.algorithm.env
     if name == "own":  # the one that has parameters
         CellEvaluator(trainer.algorithm, make_cells({"length": [0.5]}, None, 0), episodes=2, seed=seed).evaluate()
 
@@ -88,7 +88,7 @@ def test_mjlab_trains_and_is_evaluated_and_processes_start_afterwards(monkeypatc
     monkeypatch.setenv("MJLAB_WARP_QUIET", "1")
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     trainer = train(functools.partial(MjlabEnv, "Mjlab-Cartpole-Balance", time_limit=3), 2**40)
-    assert trainer.evaluator.env is not trainer.algorithm.env
+    assert trainer.evaluations.env is not trainer.algorithm.env
     assert "PYTHONHASHSEED" not in os.environ
     subprocess.run([sys.executable, "-c", ""], check=True)
     MjlabEnv("Mjlab-Cartpole-Balance", 1).reset(seed=2**32)

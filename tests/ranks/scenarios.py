@@ -297,12 +297,12 @@ def evaluations(folder):
         algorithm = problems.rank_algorithm(problems.ppo(), env, **options)
         trainer = problems.trainer(algorithm, eval_env="auto", num_eval_envs=5)
         trainer.step()
-        own, evaluate = [], trainer.evaluator.evaluate
-        trainer.evaluator.evaluate = lambda *given, evaluate=evaluate, own=own, **more: (
+        own, evaluate = [], trainer.evaluations.play
+        trainer.evaluations.play = lambda *given, evaluate=evaluate, own=own, **more: (
             own.append(evaluate(*given, **more)) or own[-1]
         )
         row = trainer.eval(deterministic=False)
-        copies = [trainer.evaluator.env.num_envs, trainer.params["num_eval_envs"]]
+        copies = [trainer.evaluations.env.num_envs, trainer.params["num_eval_envs"]]
         found[name] = {"row": dict(row), "own": dict(own[0].counted()[0]), "copies": copies}
     return found
 
@@ -335,7 +335,7 @@ def evaluated_under_values_of_copies(folder):
         trainer = small_trainer(eval_env="auto", num_eval_envs=5)
         trained = {"length": [0.1 * (i + 1) for i in range(COPIES)]}
         trainer.run(env_config=trained, eval_env_config=config, steps_per_eval=1, max_steps=1, progress="none")
-        found = trainer.evaluator.env.carry["parameters"]["length"]
+        found = trainer.evaluations.env.carry["parameters"]["length"]
         assert both([round(value, 4) for value in found.tolist()]) == lengths
         assert config is None or trainer.params["eval_env_config.length"] == shown
     with pytest.raises(

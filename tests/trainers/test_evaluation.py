@@ -34,21 +34,21 @@ class Countdown(Steps):
 def test_an_instance_of_a_gymnasium_environment_is_evaluated_on_whole_episodes():
     env = GymnasiumEnv(Countdown, 4, reward=2.0, time_limit=3, metrics={"success": "last"})
     trainer = make(env)
-    assert trainer.evaluator.env is not env
+    assert trainer.evaluations.env is not env
     stats = trainer.eval()
     # A horizon of 8 steps would sum to 16.
     assert (stats["eval/returns/mean"], stats["eval/episodes/lengths/mean"]) == (6.0, 3.0)
     assert stats["eval/episodes/info/success/mean"] == 1.0
-    assert trainer.evaluator.env.time_limit == 3
+    assert trainer.evaluations.env.time_limit == 3
 
 
 def test_an_instance_of_an_id_is_made_again_with_as_many_copies_as_asked_for():
     env = GymnasiumEnv("CartPole-v1", 4, time_limit=20)
     trainer = make(env, trainer={"num_eval_envs": 7})
-    assert (trainer.evaluator.env.num_envs, trainer.evaluator.env.time_limit) == (7, 20)
-    assert type(trainer.evaluator.env.vector_env) is type(env.vector_env)
+    assert (trainer.evaluations.env.num_envs, trainer.evaluations.env.time_limit) == (7, 20)
+    assert type(trainer.evaluations.env.vector_env) is type(env.vector_env)
     assert trainer.eval()["eval/episodes/ended"] == 7
-    assert make(GymnasiumEnv(Countdown, 200), num_envs=200).evaluator.env.num_envs == 128
+    assert make(GymnasiumEnv(Countdown, 200), num_envs=200).evaluations.env.num_envs == 128
 
 
 class Walk(Probe):
@@ -73,7 +73,7 @@ def test_an_instance_of_an_own_class_is_copied_as_it_is_and_training_does_not_no
     env.reset()
     twin.reset()
     trainer, without = make(env), make(twin, trainer={"eval_env": False})
-    assert trainer.evaluator.env.carry is None
+    assert trainer.evaluations.env.carry is None
     starts = env.num_starts
     assert trainer.eval()["eval/returns/mean"] == 18.0
     assert env.num_starts == starts
@@ -81,12 +81,12 @@ def test_an_instance_of_an_own_class_is_copied_as_it_is_and_training_does_not_no
     run(without, max_steps=3)
     for name in ("returns/mean", "losses/vf"):
         assert trainer.tracker.history(name) == without.tracker.history(name)
-    first, second = (make(Walk(4, seed=1), seed=seed).evaluator.env for seed in (1, 2))
+    first, second = (make(Walk(4, seed=1), seed=seed).evaluations.env for seed in (1, 2))
     assert not torch.equal(first.reset()[0], second.reset()[0])
 
 
 def test_an_instance_that_can_only_be_copied_has_its_own_number_of_copies():
-    assert make(CartPole(4)).evaluator.env.num_envs == 4
+    assert make(CartPole(4)).evaluations.env.num_envs == 4
     with pytest.raises(ValueError, match=r"`num_eval_envs` is 2, but .* an instance of CartPole with 4 copies"):
         make(CartPole(4), trainer={"num_eval_envs": 2})
 
@@ -108,7 +108,7 @@ NEITHER = {
 def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_their_own_name(what):
     env = NEITHER[what]()
     trainer = make(env, num_envs=env.num_envs)
-    assert trainer.evaluator is None
+    assert trainer.evaluations.env is None
     with pytest.warns(UserWarning, match="can neither be copied nor made again") as caught:
         stats = run(trainer, steps_per_eval=1, max_steps=2)
     assert len([each for each in caught if "copied" in str(each.message)]) == 1
@@ -317,5 +317,5 @@ def test_statistics_of_an_environments_own_are_warned_of_once(name):
     texts = [str(warning.message) for warning in caught if "statistics of its own" in str(warning.message)]
     assert len(texts) == (expected is not None)
     assert all(expected in text for text in texts)
-    for each in (trainer.algorithm.env, trainer.evaluator.env):
+    for each in (trainer.algorithm.env, trainer.evaluations.env):
         each.close()

@@ -50,10 +50,10 @@ def test_it_is_evaluated_in_an_environment_that_is_given(make):
         assert stats["eval/episodes/ended"] == 3
         assert trainer.tracker.params["eval_env"] == "CartPole"
         assert trainer.tracker.params["eval_env_config.length"] == 0.7
-        assert trainer.evaluator.env.config == {"length": 0.7}
+        assert trainer.evaluations.env.config == {"length": 0.7}
         trainer.eval(env_config={"length": 0.9})
         run(trainer, max_steps=1, steps_per_eval=1)
-        assert trainer.evaluator.env.config == {}
+        assert trainer.evaluations.env.config == {}
     for other, message in ((Pendulum, "episodes that end|spaces"), (CartPoleInfinite, "never ends")):
         with pytest.raises(ValueError, match=message):
             make(eval_env=other)

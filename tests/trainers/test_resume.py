@@ -256,7 +256,7 @@ def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):
     run(make(trainer={"checkpoints": tmp_path, "eval_env": CartPole(3)}), max_steps=1)
     with pytest.raises(CheckpointError, match="pass `eval_env=`"):
         again(tmp_path)
-    assert again(tmp_path, eval_env=CartPole(3)).evaluator.env.num_envs == 3
+    assert again(tmp_path, eval_env=CartPole(3)).evaluations.env.num_envs == 3
 
 
 def test_callbacks_that_are_not_given_again_are_told_of_once_at_the_line_that_runs(tmp_path):

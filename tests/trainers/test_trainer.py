@@ -191,9 +191,9 @@ def test_values_for_each_copy_of_an_evaluation(values):
     trainer = make(CartPole, trainer={"num_eval_envs": 3})
     lengths = values([0.25, 0.5, 1.0])
     run(trainer, eval_env_config={"length": lengths}, steps_per_eval=1, max_steps=1)
-    assert trainer.evaluator.env.carry["parameters"]["length"].tolist() == [0.25, 0.5, 1.0]
+    assert trainer.evaluations.env.carry["parameters"]["length"].tolist() == [0.25, 0.5, 1.0]
     trainer.eval(env_config={"length": values([0.75, 0.5, 1.0])})
-    assert trainer.evaluator.env.carry["parameters"]["length"].tolist() == [0.75, 0.5, 1.0]
+    assert trainer.evaluations.env.carry["parameters"]["length"].tolist() == [0.75, 0.5, 1.0]
 
 
 FOUR = [1.0, 2.0, 3.0, 4.0]
@@ -204,7 +204,7 @@ FOUR = [1.0, 2.0, 3.0, 4.0]
 def test_evaluations_take_evenly_spaced_ones_of_the_trainings_values(value, copies, taken):
     trainer = make(CartPole, trainer={"num_eval_envs": copies})
     run(trainer, env_config={"length": value}, steps_per_eval=1, max_steps=1)
-    lengths = trainer.evaluator.env.carry["parameters"]["length"].tolist()
+    lengths = trainer.evaluations.env.carry["parameters"]["length"].tolist()
     assert sorted(lengths) == sorted(taken)
     told = copies < 4 or (copies > 4 and isinstance(value, list))  # else it is as in training
     assert trainer.tracker.params.get("eval_env_config.length") == (str(lengths) if told else None)

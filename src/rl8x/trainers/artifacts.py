@@ -26,7 +26,7 @@ from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker, TrackingError
 from rl8x.tracking.runs import RunReader
 from rl8x.tracking.secrets import logger
-from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name
+from rl8x.trainers.evaluation import Evaluations, check_evaluation_name
 from rl8x.trainers.grid import RETURNS, finite_curve, grid_name, log_grid, measure_grid
 from rl8x.trainers.record import Record
 from rl8x.trainers.train_step import TrainStep
@@ -144,7 +144,6 @@ class Shows:
     algorithm: GenericAlgorithmBase[Any]
     tracker: Tracker
     checkpoints: CheckpointManager
-    evaluator: EpisodeEvaluator | None
     evaluations: Evaluations
     record: Record
     train_step: TrainStep
@@ -198,7 +197,7 @@ class Shows:
         algorithm = self.algorithm
         if algorithm.env_factory is not None:
             return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
-        known = algorithm.env if self.evaluator is None else self.evaluator.env
+        known = self.evaluations.played_in
         if known is None:
             raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an eval_env.")
         twin = None
@@ -248,7 +247,7 @@ class Shows:
         """
         if name is not None:
             check_evaluation_name(name)
-        frame = measure_grid(self.algorithm, self.evaluator, grid, episodes, seed)
+        frame = measure_grid(self.algorithm, self.evaluations, grid, episodes, seed)
         returns, name = frame[RETURNS], name or grid_name(frame)
         values = {"mean": returns.mean(), "worst_cell": returns.min(), "best_cell": returns.max()}
         metrics = {f"grid/{name}/{key}": float(value) for key, value in values.items()}

@@ -22,7 +22,6 @@ from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, TrainerSpec, default_of
-from rl8x.envs import Env
 from rl8x.envs.parameters import function_name, shown_value
 from rl8x.importing import import_named, is_dotted, keys_in, needs_word
 from rl8x.output import counted, is_interactive
@@ -30,6 +29,7 @@ from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
+from rl8x.trainers.evaluation import Evaluations
 from rl8x.trainers.resume import REMADE
 from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
@@ -57,10 +57,10 @@ class Description:
         tracker: Tracker,
         checkpoints: CheckpointManager,
         trainer: TrainerSpec,
-        eval_env: Env | None,
+        evaluations: Evaluations,
     ) -> None:
         self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
-        self.eval_env = eval_env  # an own one for evaluations
+        self.evaluations = evaluations
         self.run: RunState | None = None  # in progress, or the last one
         self.results = Results()  # the courses of its mean returns so far
         self.steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
@@ -183,7 +183,7 @@ class Description:
         if (is_apart or not problems_of(spec, resolved)) and not _of_script(names):
             calls["to take its policy elsewhere"] = f"rl8x export {_trusted(folder, names)} --format pt2"
             named = [*names_in(spec, resolved, "env")]
-            if not (self.algorithm.env is None and self.eval_env is None) and not _of_script(named):
+            if self.evaluations.played_in is not None and not _of_script(named):
                 own, env = spec.trainer.eval_env, spec.env.env
                 lacks = (not env or [*unwritable_in(env)]) and (not isinstance(own, str) or own == "auto")
                 calls["to watch it play"] = f"rl8x play {_trusted(folder, names + named)}{' --env ENV' * bool(lacks)}"

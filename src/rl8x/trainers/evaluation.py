@@ -55,40 +55,47 @@ _MAX_CONFIG_NAME: Final = 150
 
 
 class Evaluations:
-    """A trainer's evaluations: in an environment of their own, in the training's, or none where there is neither."""
+    """A trainer's evaluations: of whole episodes in an environment of their own, or in the training's horizons."""
 
-    def __init__(
-        self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
-    ) -> None:
-        self._algorithm, self._evaluator = algorithm, evaluator
-        self._env = algorithm.env if evaluator is None else evaluator.env
+    def __init__(self, algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None) -> None:
+        self._algorithm = algorithm
+        self.env, self.factory = _own_env(algorithm, eval_env, num_eval_envs)
+        self.played_in = algorithm.env if self.env is None else self.env  # None where there is neither
         # Of the training environment, where they play in that.
-        self._resets = None if algorithm.horizons is None or evaluator is not None else algorithm.horizons.resets
+        self._resets = None if algorithm.horizons is None or self.env is not None else algorithm.horizons.resets
         # What an environment of their own came with is in force where there is no training to take it from.
-        self._came_with: Given = {} if self._env is None else self._env.parameter_state.following.given
+        self._came_with: Given = {} if self.played_in is None else self.played_in.parameter_state.following.given
         # The first one warns where it plays in the training environment though episodes end.
-        self._warns = warns and self._resets is not None and self._env is not None and self._env.episodic
-        self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
+        episodic = self.played_in is not None and self.played_in.episodic
+        self._warns = eval_env == "auto" and self._resets is not None and episodic
+        self._renamed, self.measured = _metric_names(self.played_in, whole_episodes=self.env is not None)
         # Each rank plays some of the copies.
-        counts = ranks().share("copies to evaluate in", 0 if self._env is None else self._env.num_copies)
+        counts = ranks().share("copies to evaluate in", 0 if self.played_in is None else self.played_in.num_copies)
         self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
         self._own = range(before, before + counts[ranks().rank])
         self.env_config: Mapping[str, Any] | None = None  # under which the run evaluates; None is as in training
+        self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
+        self._runner: EpisodeRunner | None = None  # of whole episodes
+        if self.env is not None:
+            every, execution = algorithm.state_reset_every, algorithm.execution
+            policy, generator = algorithm.policy, self.generator
+            self._runner = EpisodeRunner(policy, self.env, execution, generator, state_reset_every=every)
+        self._warned = False  # of episodes that were cut
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
         """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
-        if self._evaluator is not None:
+        if self._runner is not None:
             config = self.runs_config() if env_config is None else self._checked(env_config)
-            config, training = {**config, **part_of_config(config, self.num_envs, self._own)}, self._algorithm.env
-            return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
+            config = {**config, **part_of_config(config, self.num_envs, self._own)}
+            return pooled_row(self.play(self._runner, config, deterministic=deterministic))[0]
         env_config = self.env_config if env_config is None else env_config
         if self._resets is None:
             raise RuntimeError(f"{NOWHERE}.")
         self._check_turn(self._resets, env_config)
         if self._warns:
             self._warns = False
-            assert self._env is not None
-            name = type(self._env.unwrapped).__name__
+            assert self.played_in is not None
+            name = type(self.played_in.unwrapped).__name__
             warnings.warn(
                 f"{name} can neither be copied nor made again: evaluations play in the training "
                 "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
@@ -99,11 +106,57 @@ class Evaluations:
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not is_collected(name)}
 
+    @torch.no_grad()
+    def play(self, episodes: EpisodeRunner, env_config: Mapping[str, Any], *, deterministic: bool) -> Stats:
+        """Play an episode in every copy; moving parameters are drawn from their ranges in training at present."""
+        algorithm, env = self._algorithm, episodes.env
+        algorithm.make_ready(trains=False)
+        training = None if algorithm.env is None else algorithm.env.parameter_state
+        env.parameter_state.configure_for_evaluation(env_config, training)
+        rewards, masks = list[Tensor](), list[Tensor]()
+        metrics: dict[str, Tensor] = {}
+        episodes.begin()
+        for transition, counted in episodes.play(deterministic=deterministic):
+            rewards.append(transition.step.rewards)
+            masks.append(counted)
+            for name, value in transition.step.metrics.items():
+                metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
+        (running, returns, lengths), mask, team = episodes.by_copy, torch.stack(masks), env.team
+        self._warned = self._warned or warn_of_cut(int(running.sum()), env.num_copies, "evaluation")
+        if team is not None:  # as in training
+            metrics = {name: team.of_agents(values).nanmean(0) for name, values in metrics.items()}
+        means, counts = info_means(metrics, ~running)
+        if team is not None:
+            means |= agent_means(team, episodes.returns, ~running)
+        values: dict[str, Any] = {
+            **named("returns", summary(returns)),
+            **named("rewards", summary(torch.stack(rewards), mask)),
+            **named("episodes/lengths", summary(lengths.to(torch.float32), ~running)),
+            keys.EPISODES_ENDED: (~running).sum(),
+            "_count/returns": env.num_copies,
+            "_count/rewards": mask.sum(),
+        }
+        gates = {keys.EPISODES_ENDED: ("episodes/lengths/", keys.AGENTS_PREFIX), "_count/returns": ("returns/",)}
+        return Stats(values | means, gates | {"_count/rewards": ("rewards/",)} | counts)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on, except the weights; None where that is the training's state."""
+        return None if self.env is None else {"env": self.env.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from where `state_dict` was taken, if that had an environment of its own, as now."""
+        if self.env is None or state is None:
+            return
+        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
+            warnings.filterwarnings("ignore", ".*state cannot be saved")
+            self.env.load_state_dict(state["env"])
+        self.generator.set_state(state["generator"].cpu())
+
     @property
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
         if self._resets is None:
-            return self._evaluator is not None
+            return self.env is not None
         return self._resets.until_due(self._algorithm.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
@@ -117,7 +170,7 @@ class Evaluations:
         """Refuse evaluations that could not be made when they are due; the run made `steps` before a resume."""
         resets = self._resets
         if resets is None:
-            if self._evaluator is None and steps_per_eval is not None:
+            if self.env is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {NOWHERE}.")
             return
         if resets.once and env_config is not None:
@@ -145,7 +198,7 @@ class Evaluations:
         trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
-        if self._env is None and eval_config is not None:
+        if self.played_in is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
         function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
         given: Given | None = None
@@ -157,14 +210,14 @@ class Evaluations:
             self._algorithm.horizons.check_applies(given)
         training = given if trained is None or given is not None else self._following
         evaluated = None if eval_config is None else self._checked(eval_config, called, training)
-        if eval_config is None and training is not None and self._evaluator is not None:
+        if eval_config is None and training is not None and self.env is not None:
             self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
         return {"env_config": given if function is None else function, "eval_env_config": evaluated}
 
     def made_name(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> str | None:
         """Name an evaluation by its `env_config` and whether it samples; None where it is as the run's own are."""
         names = [] if deterministic else ["sampled"]
-        if env_config is not None and self._env is not None:
+        if env_config is not None and self.played_in is not None:
             given = self._checked(env_config)
             names[:0] = [] if given == self.runs_config() else [config_name(plain(given))]
         return " ".join(names) or None
@@ -173,7 +226,7 @@ class Evaluations:
         """Return what the run evaluates under: its own config for that, else what training has."""
         if self.env_config is not None:
             return self._checked(self.env_config)
-        if self._algorithm.env is None or self._evaluator is None:
+        if self._algorithm.env is None or self.env is None:
             return self._following
         return inherited_config(self._algorithm.env.parameter_state.in_force.given, self.num_envs)
 
@@ -191,27 +244,27 @@ class Evaluations:
         trained, until_now, steered = self._algorithm.env, self._following, callable(env_config)
         training = until_now if env_config is None or steered else env_config
         trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
-        if self._env is None or (steered and eval_config is None):
+        if self.played_in is None or (steered and eval_config is None):
             return True, trains_alike
         before = inherited_config(self.runs_config(), self.num_envs)
         after = inherited_config(training, self.num_envs) if eval_config is None else eval_config
-        return _begins(before, self._env) == _begins(after, self._env), trains_alike
+        return _begins(before, self.played_in) == _begins(after, self.played_in), trains_alike
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
     ) -> Given:
         """Return an `env_config` for evaluations, parsed; `training` is what training will have, None as it has now."""
-        assert self._env is not None
-        copies = "num_envs" if self._evaluator is None else "num_eval_envs"
+        assert self.played_in is not None
+        copies = "num_envs" if self.env is None else "num_eval_envs"
         own: dict[str, Any] = {}
-        if self._evaluator is not None and ranks().size > 1:
+        if self.env is not None and ranks().size > 1:
             env_config = parsed(env_config)
             own = part_of_config(env_config, self.num_envs, self._own)
             for name in env_config.keys() - own:
                 if isinstance(env_config[name], tuple):
                     wrong = wrong_number(env_config[name], self.num_envs, copies)
-                    raise ValueError(f"{type(self._env.unwrapped).__name__}: {called}[{name!r}] {wrong}")
-        resolved = self._env.parameter_state.resolve({**env_config, **own}, called, copies)
+                    raise ValueError(f"{type(self.played_in.unwrapped).__name__}: {called}[{name!r}] {wrong}")
+        resolved = self.played_in.parameter_state.resolve({**env_config, **own}, called, copies)
         given = resolved.given | {name: env_config[name] for name in own}
         training = self._following if training is None else training
         for name, value in moving_in(given).items():
@@ -298,67 +351,13 @@ def check_evaluation_name(name: str) -> None:
         raise ValueError(f"An evaluation cannot be called {name!r}: eval/{group}/ are metrics of those without a name.")
 
 
-# -- whole episodes
+# -- where they are made
 
 
-class EpisodeEvaluator:
-    """Plays one episode in each copy of an environment of its own, made by `factory` if any, and measures them."""
-
-    def __init__(self, env: Env, algorithm: GenericAlgorithmBase[Any], factory: Callable[..., Env] | None) -> None:
-        self.env, self.factory, self._algorithm = env, factory, algorithm
-        self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
-        every, execution = algorithm.state_reset_every, algorithm.execution
-        self._runner = EpisodeRunner(algorithm.policy, env, execution, self.generator, state_reset_every=every)
-        self._warned = False
-
-    @torch.no_grad()
-    def evaluate(self, env_config: Mapping[str, Any], *, deterministic: bool, training: Env | None = None) -> Stats:
-        """Play an episode in every copy; moving parameters are drawn from their ranges in `training` at present."""
-        self._algorithm.make_ready(trains=False)
-        state = None if training is None else training.parameter_state
-        self.env.parameter_state.configure_for_evaluation(env_config, state)
-        episodes, rewards, masks = self._runner, list[Tensor](), list[Tensor]()
-        metrics: dict[str, Tensor] = {}
-        episodes.begin()
-        for transition, counted in episodes.play(deterministic=deterministic):
-            rewards.append(transition.step.rewards)
-            masks.append(counted)
-            for name, value in transition.step.metrics.items():
-                metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
-        (running, returns, lengths), mask, team = episodes.by_copy, torch.stack(masks), self.env.team
-        self._warned = self._warned or warn_of_cut(int(running.sum()), self.env.num_copies, "evaluation")
-        if team is not None:  # as in training
-            metrics = {name: team.of_agents(values).nanmean(0) for name, values in metrics.items()}
-        means, counts = info_means(metrics, ~running)
-        if team is not None:
-            means |= agent_means(team, episodes.returns, ~running)
-        values: dict[str, Any] = {
-            **named("returns", summary(returns)),
-            **named("rewards", summary(torch.stack(rewards), mask)),
-            **named("episodes/lengths", summary(lengths.to(torch.float32), ~running)),
-            keys.EPISODES_ENDED: (~running).sum(),
-            "_count/returns": self.env.num_copies,
-            "_count/rewards": mask.sum(),
-        }
-        gates = {keys.EPISODES_ENDED: ("episodes/lengths/", keys.AGENTS_PREFIX), "_count/returns": ("returns/",)}
-        return Stats(values | means, gates | {"_count/rewards": ("rewards/",)} | counts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next evaluation depends on, except the weights."""
-        return {"env": self.env.state_dict(), "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        with warnings.catch_warnings():  # each evaluation begins new episodes in any case
-            warnings.filterwarnings("ignore", ".*state cannot be saved")
-            self.env.load_state_dict(state["env"])
-        self.generator.set_state(state["generator"].cpu())
-
-
-def make_evaluator(
+def _own_env(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
-) -> EpisodeEvaluator | None:
-    """Make the evaluator of `eval()`; None if evaluations use the training environment, or there is none."""
+) -> tuple[Env | None, Callable[..., Env] | None]:
+    """Return an environment to play whole episodes in, none if they play in the training's; and what makes its like."""
     if num_eval_envs is not None:
         num_eval_envs = checked_number(num_eval_envs, "num_eval_envs", least=1, whole=True)
     trained, policy = algorithm.env, algorithm.policy
@@ -369,11 +368,11 @@ def make_evaluator(
             "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
     if eval_env in (None, False) or (eval_env == "auto" and (trained is None or not trained.episodic)):
-        return None
+        return None, algorithm.env_factory
     factory = None if given else algorithm.env_factory if of_training else env_maker(eval_env)
     env = eval_env if given else _make_env(algorithm, factory, num_eval_envs, must=eval_env is True)
     if env is None:
-        return None
+        return None, factory
     if not env.episodic:
         raise ValueError(
             f"`eval_env` must have episodes that end, to be played whole; {type(env.unwrapped).__name__} never ends. "
@@ -385,7 +384,7 @@ def make_evaluator(
     _warn_of_statistics(env, algorithm.config)
     if not of_training:
         validate(env)
-    return EpisodeEvaluator(env, algorithm, factory)
+    return env, factory
 
 
 def _make_env(

@@ -43,7 +43,7 @@ from rl8x.plain import checked_number
 from rl8x.rollouts.episodes import STEPS_PER_LOOK, EpisodeRunner, warn_of_cut
 from rl8x.tracking import Tracker
 from rl8x.tracking.protocol import legal_name
-from rl8x.trainers.evaluation import NOWHERE, EpisodeEvaluator
+from rl8x.trainers.evaluation import NOWHERE, Evaluations
 
 if TYPE_CHECKING:
     import pandas
@@ -163,7 +163,7 @@ def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[tuple[Tensor,
 
 def measure_grid(
     algorithm: GenericAlgorithmBase[Any],
-    evaluator: EpisodeEvaluator | None,
+    evaluations: Evaluations,
     grid: Mapping[str, Any],
     episodes: int,
     seed: int,
@@ -173,8 +173,7 @@ def measure_grid(
 
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
     cells = make_cells(grid, called="grid")
-    factory = algorithm.env_factory if evaluator is None else evaluator.factory
-    env = algorithm.env if evaluator is None else evaluator.env
+    factory, env = evaluations.factory, evaluations.played_in
     if factory is None and env is None:
         raise RuntimeError(f"{NOWHERE}.")
 

@@ -24,7 +24,6 @@ from rl8x.checkpoint.tree import RANKS, gathered, num_ranks
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import TrainerSpec
 from rl8x.distributed import ranks
-from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import texts
 from rl8x.plain import dump_run
@@ -33,7 +32,7 @@ from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers.description import Description, command
-from rl8x.trainers.evaluation import values_under
+from rl8x.trainers.evaluation import Evaluations, values_under
 from rl8x.trainers.resume import Origin, handle_for, job, torch_generators
 from rl8x.trainers.rows import counter_name
 from rl8x.trainers.run_state import RunState
@@ -51,14 +50,12 @@ class Record(Description):
         tracker: Tracker,
         checkpoints: CheckpointManager,
         trainer: TrainerSpec,
-        eval_env: Env | None,
-        num_eval_envs: int,
+        evaluations: Evaluations,
     ) -> None:
-        super().__init__(algorithm, tracker, checkpoints, trainer, eval_env)
+        super().__init__(algorithm, tracker, checkpoints, trainer, evaluations)
         self.is_written = False  # whether a file, or a `RunSpec` of a script, made the run
         self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
         self.log_ms = 0.0  # that the last row took
-        self._num_eval_envs = num_eval_envs
         self._handle: str | None = None
         self._process: int | None = None  # that began what is kept of the run
         self._repeats = self._only_adds = False
@@ -70,7 +67,8 @@ class Record(Description):
         # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
         self._config: Given | None = None
         if algorithm.env is None:
-            self._config = {} if eval_env is None else eval_env.parameter_state.following.given
+            env = evaluations.env
+            self._config = {} if env is None else env.parameter_state.following.given
 
     # -- the tracked run
 
@@ -239,12 +237,12 @@ class Record(Description):
 
     def _config_params(self, config: Given, eval_config: Given | None, steered_by: str | None) -> dict[str, Any]:
         """Return the environment's parameters as params, and those of evaluations that differ or were shown."""
-        env, eval_env = self.algorithm.env, self.eval_env
+        env, evaluations = self.algorithm.env, self.evaluations
         trained = {} if env is None or steered_by is not None else values_under(config, env)
         params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
         if steered_by is not None:
             params["env_config"] = f"function {steered_by}"
-        played = env if eval_env is None else eval_env
+        played = evaluations.played_in
         if played is None:
             return params
         if eval_config is not None or steered_by is None:
@@ -253,8 +251,8 @@ class Record(Description):
                 param = f"eval_env_config.{name}"
                 if name in (eval_config or {}) or value != trained.get(name) or param in self._shown:
                     params[param] = shown_value(value)
-        params["num_eval_envs"] = self._num_eval_envs
-        params["eval_env"] = "training environment" if eval_env is None else type(eval_env.unwrapped).__name__
+        params["num_eval_envs"] = evaluations.num_envs
+        params["eval_env"] = "training environment" if evaluations.env is None else type(played.unwrapped).__name__
         return params
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:

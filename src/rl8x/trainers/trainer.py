@@ -33,7 +33,7 @@ from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
 from rl8x.trainers.artifacts import Shows, check_models
-from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, check_evaluation_name, make_evaluator
+from rl8x.trainers.evaluation import Evaluations, check_evaluation_name
 from rl8x.trainers.ranks import SignalGuard, agree, begin, check_alike, interruption, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
@@ -112,8 +112,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.algorithm: AlgorithmT = algorithm
         begin(algorithm)
         algorithm.plan_execution(math.inf)
-        self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
-        self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
+        self.evaluations = Evaluations(algorithm, eval_env, num_eval_envs)
         self.callbacks: tuple[Callback, ...] = ()
         self.callbacks = checked_callbacks(callbacks, self.metric_names)
         if ranks().is_first:
@@ -128,8 +127,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         saves.pop("directory", None)  # it is where they are
         options: Any = {"num_eval_envs": num_eval_envs, "on_non_finite": on_non_finite, "log_models": log_models}
         made = TrainerSpec(eval_env=written, checkpoints=saves, **options)
-        own_env = None if self.evaluator is None else self.evaluator.env
-        self.record = Record(algorithm, self.tracker, self.checkpoints, made, own_env, self.evaluations.num_envs)
+        self.record = Record(algorithm, self.tracker, self.checkpoints, made, self.evaluations)
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
             near = did_you_mean(best, self.metric_names)
@@ -690,7 +688,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Return all that the next step depends on."""
         return {
             "algorithm": self.algorithm.state_dict(),
-            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            "evaluator": self.evaluations.state_dict(),
             **self.train_step.state_dict(),
         }
 
@@ -701,8 +699,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             state: What `state_dict` returned.
         """
         self.algorithm.load_state_dict(state["algorithm"])
-        if self.evaluator is not None and state["evaluator"] is not None:
-            self.evaluator.load_state_dict(state["evaluator"])
+        self.evaluations.load_state_dict(state["evaluator"])
         self.train_step.load_state_dict(state)
 
     def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
