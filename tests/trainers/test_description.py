@@ -15,7 +15,7 @@ from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.description import command
+from rl8x.trainers.record import command
 
 OPTIONS = {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
@@ -105,9 +105,9 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
 
 
 def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
-    from rl8x.trainers import description
+    from rl8x.trainers import record
 
-    monkeypatch.setattr(description, "_MAX_CONFIGURATION", 50)
+    monkeypatch.setattr(record, "_MAX_CONFIGURATION", 50)
     _, head, *_ = trained(algorithm={"seed": 903413781}).tracker.description.split("\n\n")
     assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `903413781`, device `cpu` and 2 more", head)
 
