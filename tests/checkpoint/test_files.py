@@ -415,7 +415,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     manager = opened(tmp_path, keep=2)
     for steps in range(1, 7):
         counters = {"algorithm/steps": steps, "env/steps": 4 * steps}
-        manager.save(steps, metadata(counters=counters), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
+        about = metadata(counters=counters, is_best=steps in (2, 3))
+        manager.save(steps, about, {"x": torch.tensor(steps)})
     assert manager.end() == tmp_path / "000006-step-6"
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000005-step-5", "000006-step-6"]
     manager = opened(tmp_path, keep=1, best_before={"steps": 3})

@@ -239,12 +239,10 @@ def test_segments_without_the_rows_are_refused(change):
 def test_a_state_that_is_no_longer_the_present_one_is_not_read():
     replay = Replay(20, "cpu")
     add(replay, 20)
-    state, lasting = replay.state_dict(), clone(replay.state_dict())
+    state = replay.state_dict()
     add(replay, 1)
     with pytest.raises(RuntimeError, match="has gone on"):
         Replay(20, "cpu").load_state_dict(state)
-    replay.load_state_dict(lasting)
-    assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
 
 
 def test_large_rows_make_short_segments(monkeypatch):

@@ -13,11 +13,13 @@ Nothing is unpickled beyond what `weights_only=True` admits, and no path is take
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import io
 import json
 import os
 import pickle
+import platform
 import re
 import shutil
 import types
@@ -30,7 +32,7 @@ from typing import Any, Final, TypedDict, cast, get_args, get_origin, get_type_h
 import torch
 from torch import Tensor
 
-from rl8x import keys
+from rl8x import __version__, keys
 from rl8x.checkpoint.tree import CheckpointError, with_segments
 from rl8x.config.files import one_line
 from rl8x.config.spec import FIELDS, AlgorithmSpec, EnvSpec, RunSpec
@@ -250,14 +252,18 @@ def write(
 ) -> Path:
     """Write a checkpoint of what `tree.copied` returned to a run's folder atomically; return its own folder.
 
-    Segments without content are those of the checkpoint `shared`, which keep the digests that were written.
+    The description gets format, time and versions. Segments without content are those of the checkpoint `shared`, which
+    keep the digests that were written.
     """
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     unfinished.mkdir()
     try:
-        description = checked({"format": FORMAT, "version": VERSION, **hide_in_data(metadata)})
+        versions = {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+        own = {"format": FORMAT, "version": VERSION, "created": created, "versions": versions}
+        description = checked(hide_in_data({**own, **metadata}))
         _write(unfinished / STATE, state)
         write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
         known = {}

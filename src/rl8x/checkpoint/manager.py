@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import os
-import platform
 import shlex
 import threading
 import time
@@ -15,9 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from rl8x import __version__, keys
+from rl8x import keys
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Best, Checkpoint, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
@@ -245,8 +241,8 @@ class CheckpointManager:
         if self.best is not None and is_other(self.best["metric"]):
             self.best = self._written_best = None
 
-    def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
-        """Copy a state, and write the copy in a thread, after the previous one; metadata gets time and versions."""
+    def save(self, steps: int, metadata: Mapping[str, Any], state: Any) -> None:
+        """Copy a state, and write the copy in a thread, after the previous one."""
         kept = self.kept_segments
         if self.options is None or self._directory is None or not self.is_open:
             return
@@ -256,12 +252,6 @@ class CheckpointManager:
         except TypeError as error:
             self.skip(steps, error)
             return
-        metadata = {
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
-            "versions": {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()},
-            **metadata,
-            "is_best": is_best,
-        }
         arguments = (steps, metadata, saved, segments, self.best)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()

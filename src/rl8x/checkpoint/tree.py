@@ -95,15 +95,8 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def clone(tree: Any) -> Any:
-    """Copy a state on its device."""
-    return mapped(_cloned, tree)
-
-
-def _cloned(value: Any, _: str) -> Any:
-    if isinstance(value, Segment):
-        content = value.content()
-        return Segment(value.name, lambda: clone(content))
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    """Copy a state without segments on its device."""
+    return mapped(lambda leaf, _: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 # -- the states of several ranks

@@ -344,6 +344,7 @@ class Record:
             "run": {"key": manager.key, "job": job(), **self._tracked_run()},
             "spec": self.spec.to_plain(),
             "resolved": self.resolved,
+            "is_best": is_best,
         }
         all_state = {
             **own,
@@ -352,7 +353,7 @@ class Record:
             **({RANKS: others} if others else {}),
             "results": self.results.state_dict(),
         }
-        manager.save(counters[keys.STEPS], metadata, all_state, is_best=is_best)
+        manager.save(counters[keys.STEPS], metadata, all_state)
 
     def _tracked_run(self) -> dict[str, Any]:
         """Return metadata that identifies the tracked run, with paths beside the checkpoints relative to them."""
