@@ -179,7 +179,7 @@ class Record:
     def _log_run_file(self, run: RunState) -> None:
         """Keep the run file, if one can hold all of the run; it cannot hold callbacks."""
         plain = self.spec.to_plain()
-        is_whole = self.is_written or not (run.callbacks or any(text.startswith("__main__.") for text in texts(plain)))
+        is_whole = self.is_written or not (run.callbacks or _of_script(texts(plain)))
         if is_whole and not [*unwritable_in(plain)]:
             self.tracker.log_text(dump_run(dict(hide_in_data(plain))), RUN_FILE)
 
