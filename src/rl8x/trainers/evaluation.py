@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.horizons import ResetSchedule
 from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.conditions.kinds import is_collected
@@ -91,7 +90,15 @@ class Evaluations:
         env_config = self.env_config if env_config is None else env_config
         if self._resets is None:
             raise RuntimeError(f"{NOWHERE}.")
-        self._check_turn(self._resets, env_config)
+        collects = self._algorithm.counters[keys.COLLECTS]
+        if steps := self._resets.until_due(collects):
+            raise RuntimeError(
+                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
+                f"`horizons_per_env_reset` = {self._resets.every}; it is {collects}. Call "
+                f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
+            )
+        if self._resets.once and env_config is not None:
+            raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
         if self._warns:
             self._warns = False
             assert self.played_in is not None
@@ -160,7 +167,7 @@ class Evaluations:
         return self._resets.until_due(self._algorithm.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
-        """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
+        """Return the metric of evaluations that measures what one of a training row does; None if none does."""
         if not is_collected(name):
             return name
         counterpart = self._renamed.get(name, name)
@@ -274,18 +281,6 @@ class Evaluations:
                     "has, which is drawn as it stands there, or a distribution that stands still."
                 )
         return given
-
-    def _check_turn(self, resets: ResetSchedule, env_config: Mapping[str, Any] | None) -> None:
-        """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
-        collects = self._algorithm.counters[keys.COLLECTS]
-        if steps := resets.until_due(collects):
-            raise RuntimeError(
-                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-                f"`horizons_per_env_reset` = {resets.every}; it is {collects}. Call "
-                f"`step()` {steps} more time(s), or give the trainer an `eval_env`."
-            )
-        if resets.once and env_config is not None:
-            raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
 
 def values_under(config: Given, env: Env) -> dict[str, Any]:
