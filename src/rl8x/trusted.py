@@ -27,7 +27,8 @@ of it that may be called."""
 
 _OWN: Final = ("rl8x", "torch", "gymnasium", "__main__")
 _forgets: bool = False
-_new: list[str] = []
+newly: Final[list[str]] = []
+"""The files of the modules whose trust was remembered, until a command has said so."""
 
 
 def memory() -> Path:
@@ -94,14 +95,7 @@ def remember(module: ModuleType, function: str | None = None) -> None:
     called = before["called"] if files.get(main) == before["files"].get(main) else []
     entry = {"files": files, "called": sorted({*called, *([] if function is None else [function])})}
     if entry != before and files and _write({**known, main: entry}) and function is None:
-        _new.append(main)
-
-
-def news() -> list[str]:
-    """Return the files of the modules that were remembered since the last call."""
-    found = [*_new]
-    _new.clear()
-    return found
+        newly.append(main)
 
 
 @contextlib.contextmanager

@@ -214,9 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         tolerate_warnings()
-        trusted.news()
+        trusted.newly.clear()
         code = _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
-        for file in trusted.news():
+        for file in trusted.newly:
             if code != _MISTAKE:  # after which its line stays the only one
                 say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
         return code

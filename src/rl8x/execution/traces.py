@@ -77,10 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_placeholder: torch.fx.Node | None = None
         self._argument = torch.fx.proxy.TracerBase().create_arg
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not import torch's compiler to keep it away from this mode; without this method it is imported."""
-        return False
+    # False, without which torch's compiler is imported to keep it away from this mode.
+    _should_skip_dynamo = bool
 
     def placeholder(self, name: str) -> torch.fx.Node:
         """Add an input of the graph, after the others."""

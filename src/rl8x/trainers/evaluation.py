@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -74,16 +75,19 @@ class Evaluations:
         self._own = range(before, before + counts[ranks().rank])
         self.env_config: Mapping[str, Any] | None = None  # under which the run evaluates; None is as in training
         self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
-        self._runner: EpisodeRunner | None = None  # of whole episodes
-        if self.env is not None:
-            every, execution = algorithm.state_reset_every, algorithm.execution
-            policy, generator = algorithm.policy, self.generator
-            self._runner = EpisodeRunner(policy, self.env, execution, generator, state_reset_every=every)
         self._warned = False  # of episodes that were cut
+
+    @functools.cached_property
+    def _runner(self) -> EpisodeRunner:
+        """What plays whole episodes in the environment of their own."""
+        algorithm, env = self._algorithm, self.env
+        assert env is not None
+        every, generator = algorithm.state_reset_every, self.generator
+        return EpisodeRunner(algorithm.policy, env, algorithm.execution, generator, state_reset_every=every)
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
         """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
-        if self._runner is not None:
+        if self.env is not None:
             config = self.runs_config() if env_config is None else self._checked(env_config)
             config = {**config, **part_of_config(config, self.num_envs, self._own)}
             return pooled_row(self.play(self._runner, config, deterministic=deterministic))[0]
