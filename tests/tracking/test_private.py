@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import sqlite3
-import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,17 +49,13 @@ def test_a_run_arrives_without_it(remove, mlruns, mlflow_client, monkeypatch):
     assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1"})
     points = mlflow_client.get_metric_history(tracker.run_id, "a")
     assert sorted((point.step, point.value) for point in points) == [(step, float(step)) for step in range(20)]
-    monkeypatch.setattr(private, "last_steps", lambda run: None)
-    assert MLflowStore(locate()).last_steps(tracker.run_id) == {"a": 19}  # from the history
 
 
 def test_what_is_missing_is_none_or_does_nothing(monkeypatch):
     monkeypatch.setattr(SqlAlchemyStore, "_engine_map", None)
-    private.forget_engine("sqlite:///x.db", dispose=True)
-    private.forget_engine("sqlite:///x.db", dispose=False)
+    private.reopen_database("sqlite:///x.db")
     remove_cache(monkeypatch)
     private.forget_artifacts("run")
-    assert private.last_steps(types.SimpleNamespace(data=object())) is None
 
 
 def schema(database):
@@ -127,7 +122,7 @@ def test_its_tables_are_made_once_and_not_in_its_folder(tmp_path, monkeypatch):
     with not_synced():
         prepare_tables(locate().database)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(private, "_store_class", lambda: pytest.fail("made twice"))
+    monkeypatch.setattr(private.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("made twice"))
     ensure_database(locate())
     assert len(schema(tmp_path / "mlruns" / "mlflow.db")) > 50
 

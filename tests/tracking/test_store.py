@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlflow.entities import Metric
 
 from rl8x.tracking.location import locate
-from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
 from tracking.fakes import query
@@ -80,7 +80,7 @@ def test_nothing_is_written_of_a_run_that_is_deleted(store, mlruns):
         store.log_points(run_id, [Point("a", 2.0, 2, 2), Point("a", 3.0, 3, 3)])
     assert rows_of(mlruns / "mlflow.db", run_id)[0] == {("a", 1.0, 1, 1, 0)}
     for gone in (run_id, "none"):
-        with pytest.raises(RunGoneError):
+        with pytest.raises(StoreDownError):
             store.check_run(gone)
 
 
@@ -103,7 +103,7 @@ def test_runs_are_found_by_their_spool_and_it_is_known_whether_their_names_are_u
     assert store.run_name(run_id) == ("n", True)
     made_up = store.create_run(SPEC._replace(run_name=None))
     assert store.run_name(made_up) == (mlflow_client.get_run(made_up).info.run_name, True)
-    with pytest.raises(RunGoneError):
+    with pytest.raises(StoreDownError):
         store.run_name("none")
 
 
@@ -125,7 +125,7 @@ def test_what_mlflow_refuses(store, mlflow_client):
         store.log_params(run_id, {"lr": "2"})
     assert store.params(run_id) == {"lr": "1"}
     mlflow_client.delete_experiment(mlflow_client.get_experiment_by_name("e").experiment_id)
-    with pytest.raises(RunGoneError, match="experiment 'e' is deleted"):
+    with pytest.raises(StoreDownError, match="experiment 'e' is deleted"):
         store.create_run(SPEC)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from rl8x.disk import write_synced
@@ -52,25 +52,14 @@ def sqlite_uri(database: Path) -> str:
     return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
 
 
-def last_steps(run: Any) -> dict[str, int] | None:
-    """Return the last step of each metric of a run; None without it, where histories have to be read."""
-    points = getattr(run.data, "_metric_objs", None)
-    if points is None:
-        return None
-    with contextlib.suppress(AttributeError, TypeError):
-        return {str(point.key): int(point.step) for point in points}
-    return None
-
-
-def forget_engine(uri: str, *, dispose: bool) -> None:
+def reopen_database(uri: str) -> None:
     """Have MLflow open a database anew; without it a file that was replaced stays open, to which nothing is written."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        engines: Any = SqlAlchemyStore
-        engine = engines._engine_map.get(uri) if dispose else engines._engine_map.pop(uri, None)
-        if engine is not None and dispose:
-            engine.dispose()
+        stores: Any = SqlAlchemyStore
+        if uri in stores._engine_map:
+            stores._engine_map[uri].dispose()
 
 
 def forget_artifacts(run_id: str) -> None:
@@ -140,22 +129,31 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
     past = [point for point in points if newest[point.name] != point and _is_plain(point)]
     if not past:
         return list(points)
-    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
     try:
-        with closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection, connection:
+        with _written(database) as connection:
             where = "runs.run_uuid = ? AND runs.lifecycle_stage = 'active'"
             query = f"SELECT key FROM latest_metrics JOIN runs USING (run_uuid) WHERE {where}"
             known = {key for (key,) in connection.execute(query, (run_id,))}
             past = [point for point in past if point.name in known]
             rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
-            columns = "key, value, timestamp, step, is_nan, run_uuid"
             # Existing points are skipped; a column that is not known here, and must have a value, is an error.
-            insert = f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
+            insert = f"INSERT INTO metrics ({_COLUMNS}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
             connection.executemany(insert, rows)
     except sqlite3.Error:
         return list(points)
     added = {id(point) for point in past}
     return [point for point in points if id(point) not in added]
+
+
+_COLUMNS: Final = "key, value, timestamp, step, is_nan, run_uuid"
+
+
+@contextlib.contextmanager
+def _written(database: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database for one transaction; one that is not there is not made."""
+    uri = f"{database.resolve().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection, connection:
+        yield connection
 
 
 def _age(point: Point) -> tuple[int, int, float]:
@@ -167,42 +165,6 @@ def _is_plain(point: Point) -> bool:
     return math.isfinite(point.value) and 0 <= point.timestamp < 2**63 and abs(point.step) < 2**63
 
 
-class DatabaseFile:
-    """The file of a database, which MLflow calls `uri`, distinguished from another one that has taken its place.
-
-    A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
-    """
-
-    # By URI, what MLflow may have open in this process
-    _opened: ClassVar[dict[str, DatabaseFile]] = {}
-
-    def __init__(self, database: Path, uri: str) -> None:
-        self._path = database
-        self._identity = _identity(database)
-        for other, file in list(self._opened.items()):
-            if not file.is_there():
-                forget_engine(other, dispose=True)
-                self._opened.pop(other, None)  # another channel's thread may have found it too
-        self._opened[uri] = self
-
-    def is_there(self) -> bool:
-        """Return whether its path still leads to it."""
-        return _identity(self._path) == self._identity
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        stat = path.stat()
-        return stat.st_dev, stat.st_ino
-    return None
-
-
-def _store_class() -> Any:
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    return SqlAlchemyStore
-
-
 def has_tables(database: Path) -> bool:
     """Return whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
     with contextlib.suppress(OSError):
@@ -212,7 +174,8 @@ def has_tables(database: Path) -> bool:
 
 def prepare_tables(database: Path) -> None:
     """Make in memory what `ensure_database` will need, if it will, and touch no disk."""
-    _store_class()
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
     if not has_tables(database):
         empty_tables()
 
@@ -226,11 +189,13 @@ def empty_tables() -> bytes:
 # MLflow makes a database in some hundred transactions, each of which would wait for a disk.
 @functools.cache
 def _migrated() -> bytes:
+    from mlflow.store.tracking import sqlalchemy_store
+
+    stores: Any = sqlalchemy_store
     place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         database = Path(folder) / "mlflow.db"
-        _store_class()(sqlite_uri(database), "/").engine.dispose()
-        forget_engine(sqlite_uri(database), dispose=False)
+        stores.SqlAlchemyStore(sqlite_uri(database), "/").engine.dispose()
         return database.read_bytes()
 
 
@@ -258,7 +223,7 @@ class ArtifactFolders:
         here = self._database.parent
         if folder is not None and self._was_left_behind(folder, run_id):
             folder = here / ROOT / run_id / "artifacts"
-            with closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
+            with _written(self._database) as connection:
                 connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
         inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
         if self._guarded and not inside:
@@ -293,17 +258,11 @@ def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
     """Call those points of a run `left/NAME` that it has left behind, where MLflow's tables are a local file."""
     skipped = "".join(f" AND key NOT LIKE '{prefix}%'" for prefix in NOT_OF_A_COURSE)
     where, values = f"run_uuid = ? AND step >= ? AND timestamp < ?{skipped}", (run_id, left.step, left.before)
-    columns = "key, value, timestamp, step, is_nan, run_uuid"
     newest = (
-        f"INSERT INTO latest_metrics ({columns}) SELECT {columns} FROM metrics WHERE run_uuid = ? AND key = ? "
+        f"INSERT INTO latest_metrics ({_COLUMNS}) SELECT {_COLUMNS} FROM metrics WHERE run_uuid = ? AND key = ? "
         "ORDER BY step DESC, timestamp DESC, value DESC LIMIT 1"
     )
-    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
-    with (
-        contextlib.suppress(sqlite3.Error),
-        closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection,
-        connection,
-    ):
+    with contextlib.suppress(sqlite3.Error), _written(database) as connection:
         names = [name for (name,) in connection.execute(f"SELECT DISTINCT key FROM metrics WHERE {where}", values)]
         connection.execute(f"UPDATE OR IGNORE metrics SET key = '{LEFT}' || key WHERE {where}", values)
         for name in (prefix + name for name in names for prefix in ("", LEFT)):

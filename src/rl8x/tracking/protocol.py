@@ -23,6 +23,7 @@ from rl8x.output import described
 from rl8x.tracking.repeats import JournalRepeats, LoggedRow
 from rl8x.tracking.secrets import logger
 
+_log = logger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARENT_TAG: Final = "mlflow.parentRunId"
 _TABLES_TAG: Final = "mlflow.loggedArtifacts"
@@ -41,11 +42,7 @@ class StoreRefusedError(Exception):
     """The store answered and will never take this call."""
 
 
-class RunGoneError(StoreDownError):
-    """The run is deleted or not there; it may be restored."""
-
-
-class RunMissingError(RunGoneError):
+class RunMissingError(StoreDownError):
     """The store never had the run, or no longer has it."""
 
 
@@ -215,7 +212,6 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
     tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})
 
 
-_log = logger(__name__)
 _ValueT = TypeVar("_ValueT")
 
 MAX_NAME_LENGTH = 250

@@ -15,13 +15,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from rl8x.tracking import private
 from rl8x.tracking.artifacts import log_model
 from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
-from rl8x.tracking.private import ArtifactFolders, DatabaseFile, add_past_points, has_tables, make_beside, rename_left
-from rl8x.tracking.protocol import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.private import (
+    ArtifactFolders,
+    add_past_points,
+    has_tables,
+    make_beside,
+    rename_left,
+    reopen_database,
+)
+from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
 
@@ -82,7 +88,7 @@ class MLflowStore:
         self._location = location
         self._timeout_s = request_timeout_s
         self._artifacts: ArtifactFolders | None = None
-        self._file: DatabaseFile | None = None
+        self._file: tuple[int, int] | None = None  # that of the database
         self._client: Any = self._tried(self._connect)
 
     def _connect(self) -> Any:
@@ -91,7 +97,8 @@ class MLflowStore:
         database = self._location.database
         if database is not None:
             ensure_database(self._location)
-            self._file = DatabaseFile(database, self._location.uri)
+            self._file = _identity(database)
+            reopen_database(self._location.uri)
             self._artifacts = ArtifactFolders(database, guarded=self._location.guarded)
         return MlflowClient(tracking_uri=self._location.uri)
 
@@ -104,9 +111,10 @@ class MLflowStore:
             self._check_file()
 
     def _check_file(self) -> None:
-        if self._file is not None and not self._file.is_there():
+        database = self._location.database
+        if database is not None and _identity(database) != self._file:
             raise StoreDownError(
-                f"{self._location.database} was deleted, moved or replaced in mid-run: put it back, "
+                f"{database} was deleted, moved or replaced in mid-run: put it back, "
                 "or let `rl8x ui` make one; `rl8x sync` then sends what it lacks"
             )
 
@@ -169,7 +177,8 @@ class MLflowStore:
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
-            raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
+            hint = "restore it or use another experiment_name"
+            raise StoreDownError(f"experiment {spec.experiment!r} is deleted; {hint}")
         return str(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
@@ -177,9 +186,9 @@ class MLflowStore:
         self._call(self._client.delete_run, run_id)
 
     def check_run(self, run_id: str) -> None:
-        """Raise `RunGoneError` unless the run is there and active."""
+        """Raise `StoreDownError` unless the run is there and active."""
         if self.run(run_id).info.lifecycle_stage != "active":
-            raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
+            raise StoreDownError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Read a run's name, and whether no other run has it."""
@@ -229,12 +238,9 @@ class MLflowStore:
         self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            last, present = private.last_steps(run), run.data.tags
-            if last is None:
-                has_points = {metric.key for metric in metrics} <= run.data.metrics.keys()
-            else:
-                has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
-            return bool(has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items())
+            last = _last_steps(run)
+            has_points = all(metric.key in last and last[metric.key] >= metric.step for metric in metrics)
+            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= run.data.tags.items()
 
         self._check_taken(run_id, has_all)
 
@@ -302,10 +308,7 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
-        run = self.run(run_id)
-        steps = private.last_steps(run) or {}
-        missing = run.data.metrics.keys() - steps.keys()
-        return steps | {name: max(point.step for point in self.points(run_id, name)) for name in missing}
+        return _last_steps(self.run(run_id))
 
     def points(self, run_id: str, name: str) -> list[Point]:
         """Read all points of a run's metric, in the order of their timestamps."""
@@ -359,6 +362,18 @@ class MLflowStore:
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
+
+
+def _last_steps(run: Any) -> dict[str, int]:
+    return {metric.key: metric.step for metric in run.data.to_proto().metrics}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one that has taken its place, to which MLflow would not write."""
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
+    return None
 
 
 def _refuses(error: Any) -> bool:
