@@ -134,7 +134,7 @@ class FakeStore:
         return steps
 
     def points(self, run_id, name):
-        return sorted((list(point) for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
+        return sorted((point for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
 
     def leave_behind(self, run_id, step, before):
         left = LeftBehind(step, before)
@@ -167,7 +167,7 @@ def artifact(file):
     return {"op": "artifact", "file": file, "to": None}
 
 
-def resume(t=6, *, repeats=True, keeps_status=False):
+def resume(t=1500, *, repeats=True, keeps_status=False):
     """The line with which a process goes on with a run."""
     return {"op": "resume", "t": t, "repeats": repeats, "keeps_status": keeps_status}
 

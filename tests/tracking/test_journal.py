@@ -152,7 +152,6 @@ def slot(number, **changes):
         ((slot(3, offset=30), slot(2, offset=20)), 30),
         ((slot(3, offset=30)[:9] + slot(1)[9:], slot(2, offset=20)), 20),  # torn
         ((slot(3, offset=30).replace(b'"offset": 30', b'"offset": 31'), slot(2, offset=20)), 20),
-        ((slot(3, offset=-1), slot(2, offset=20)), 20),
         ((slot(3, offset=1, no=1), slot(2, text=b"[" * 2000)), 0),
         ((b"", b""), 0),
         ((b'{"offs', b""), 0),

@@ -109,32 +109,33 @@ class Journal:
     def _create(cls, folder: Path, header: Op) -> Journal:
         was_there = folder.is_dir()
         _make_folder(folder)
-        lock = FolderLock(folder)
-        if not lock.acquire():
-            raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}")
         try:
-            return cls(folder, lock, decode(encode({**hide_in_data(header), "folder": str(folder)})))
+            return cls._locked(folder, 0.0, decode(encode({**hide_in_data(header), "folder": str(folder)})))
         except OSError:
             if not was_there:
                 remove(folder)
-            lock.release()
             raise
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
         """Open a journal that is there: take its lock, cut off a torn last line."""
         check_plain(folder)
-        lock = FolderLock(folder)
         try:
-            if not lock.acquire(timeout_s):
-                owner = lock.owner()
-                raise JournalInUseError(f"the journal {folder} is in use by {owner}; try again when that has ended")
-            check_is_no_copy(folder, read_header(folder))
-            return cls(folder, lock)
+            return cls._locked(folder, timeout_s)
         except OSError as error:
-            lock.release()
             raise TrackingError(f"cannot open the journal {folder}: {error}") from error
-        except TrackingError:
+
+    @classmethod
+    def _locked(cls, folder: Path, timeout_s: float, header: Op | None = None) -> Journal:
+        lock = FolderLock(folder)
+        if not lock.acquire(timeout_s):
+            owner = lock.owner()
+            raise JournalInUseError(f"the journal {folder} is in use by {owner}; try again when that has ended")
+        try:
+            if header is None:
+                check_is_no_copy(folder, read_header(folder))
+            return cls(folder, lock, header)
+        except (OSError, TrackingError):
             lock.release()
             raise
 

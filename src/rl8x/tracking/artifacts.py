@@ -78,13 +78,10 @@ def checked_copy(spool: Path, file: str) -> Path:
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")
     folders = [path.parent, path.parents[1]]
-    left = [path, *folders]
-    while left:
-        entry = left.pop()
+    inside = [Path(parent) / name for parent, *names in os.walk(path) for name in (*names[0], *names[1])]
+    for entry in (*folders, path, *inside):  # a link to a folder is not walked into
         mode = entry.lstat().st_mode
-        if stat.S_ISDIR(mode) and entry not in folders:
-            left += entry.iterdir()
-        elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise TrackingError(f"{entry.name} is no plain file: links are not followed, devices and pipes not read")
     return path
 
@@ -113,19 +110,19 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
     run_id, experiment_id = run.info.run_id, run.info.experiment_id
     key = digest(about["key"])  # MLflow's filters have no escapes, and a key may have any letters
     logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    tags = {KEY_TAG: key, "rl8x.step": str(about["step"])}
-    model = (
-        logged[0]
-        if logged
-        else client.create_logged_model(experiment_id, about["name"], run_id, tags, None, MODEL_TYPE)
-    )
+    if logged:
+        model = logged[0]
+    else:
+        tags = {KEY_TAG: key, "rl8x.step": str(about["step"])}
+        model = client.create_logged_model(experiment_id, about["name"], run_id, tags, None, MODEL_TYPE)
     if model.status.value != "READY":
         with tempfile.TemporaryDirectory() as folder:
             _save(Path(folder) / "model", model, run_id, path, about)
             client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
+        values = {legal_name(name): value for name, value in about["metrics"].items()}
         points = [
             Metric(name, value, *_logged_at(client, run_id, name, value, about), model_id=model.model_id)
-            for name, value in ((legal_name(name), value) for name, value in about["metrics"].items())
+            for name, value in values.items()
         ]
         client.log_batch(run_id, metrics=points)
         linked = [] if run.outputs is None else run.outputs.model_outputs
@@ -196,19 +193,9 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
         client.set_registered_model_alias(name, alias, version.version)
 
 
-def model_about(
-    description: Mapping[str, Any],
-    *,
-    key: str,
-    name: str,
-    step: int,
-    metrics: Mapping[str, float],
-    register: str | None = None,
-    alias: str | None = None,
-) -> dict[str, Any]:
-    """Return the `about` of `log_model`, from what `describe_model` returned and the model's name and step."""
-    logged = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
-    return {**description, **logged, "register": register, "alias": alias}
+def model_about(description: Mapping[str, Any], **about: Any) -> dict[str, Any]:
+    """Return the `about` of `log_model`: what `describe_model` returned, and key, name, step, metrics and version."""
+    return {"register": None, "alias": None, **description, "time": time.time_ns() // 1_000_000, **about}
 
 
 _STATE: Final = "state/"

@@ -5,7 +5,6 @@
     files/          copies of artifacts that are still to be sent
     lock            held, with the folder, by the process that appends
     rejected.jsonl  entries that the store does not take
-    known.json      last steps on the server, of a run that is resumed where its journal is not
 
 The process that appends reads `ack.json` and writes all else but `rejected.jsonl`. All files may be torn, edited, or
 written by another version or program; none is trusted.
@@ -39,9 +38,9 @@ JOURNAL: Final = "journal.jsonl"
 ACK: Final = "ack.json"
 FILES: Final = "files"
 REJECTED: Final = "rejected.jsonl"
-KNOWN: Final = "known.json"
 REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed, after a dot at its beginning
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
+NAME_TAG: Final = "mlflow.runName"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
 ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
 _KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
@@ -69,7 +68,7 @@ class Ack:
     run_name: str | None = None
     name_is_free: bool = False  # no other run of the store had this name
     attempted: bool = False  # a run was asked for; it may be there although no answer came
-    resumed: bool = False  # later rows may repeat what the server has, and are compared with that
+    resumed: int = 0  # when the run was resumed: later rows may repeat what the server had, and are compared with that
     finished: bool = False  # the run's status is what it is to be
     ending: Op | None = None  # how the run ended, where only memory had that: the op, with `lost_rows`
     rejected: int = 0  # entries that were set aside
@@ -219,21 +218,8 @@ def parse_ack(data: bytes) -> tuple[Ack, int]:
         with contextlib.suppress(ValueError, TypeError, RecursionError):
             checksum, number, text = slot.rstrip(b"\0").split(b" ", 2)
             if int(checksum, 16) == zlib.crc32(number + b" " + text) and int(number) > newest[1]:
-                newest = _checked(Ack(**json.loads(text))), int(number)
+                newest = Ack(**json.loads(text)), int(number)
     return newest
-
-
-def _checked(ack: Ack) -> Ack:
-    """Return an acknowledgement, or raise `TypeError` where it has values of other types."""
-    default = Ack(run_id="", run_name="", ending={})
-    for name, value in asdict(ack).items():
-        kind = list if name == "lost" else type(getattr(default, name))
-        optional = name in ("run_id", "run_name", "ending") and value is None
-        if not optional and (type(value) is not kind or (isinstance(value, int) and value < 0)):
-            raise TypeError(name)
-    if ack.run_id == "":
-        raise TypeError("run_id")
-    return ack
 
 
 def read_ack(folder: Path) -> Ack:
@@ -349,11 +335,12 @@ def read_rejected(path: Path) -> list[Op]:
         return []
     except OSError as error:
         entries = [{"op": "unreadable", "line": f"{REJECTED} cannot be read: {error}"}]
-    for at, entry in enumerate(entries):
-        inner = entry.get("rejected")
-        if not isinstance(inner, dict) or not isinstance(inner.get("op"), str):
-            entries[at] = {"op": "rejected", "reason": "unreadable", "rejected": {**entry, "op": "unreadable"}}
-    return entries
+    return [
+        entry
+        if isinstance(entry.get("rejected"), dict) and isinstance(entry["rejected"].get("op"), str)
+        else {"op": "rejected", "reason": "unreadable", "rejected": {**entry, "op": "unreadable"}}
+        for entry in entries
+    ]
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
@@ -375,6 +362,8 @@ def name_of(op: Op) -> str:
     match op:
         case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
             return f"the metric {next(iter(metrics))!r}"
+        case {"op": "tags", "tags": {"mlflow.runName": name}}:
+            return f"the run's name {name!r:.100}"
         case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
             return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
         case {"op": "text", "to": to}:
@@ -383,8 +372,8 @@ def name_of(op: Op) -> str:
             return f"the artifact {file!r:.100}"
         case {"op": "model", "about": {"name": name}}:
             return f"the model {name!r:.100}"
-        case {"op": "open", "experiment": experiment, "run_name": name}:
-            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
+        case {"op": "open", "experiment": experiment}:
+            return f"the experiment {experiment!r:.100}"
     return f"an entry of the kind {op['op']!r:.100}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import time
@@ -159,8 +158,7 @@ class MLflowTracker:
         return Whereabouts(self._location, self._journal, self._outage)
 
     def check(self) -> None:
-        """Raise `TrackingError` where MLflow is not installed or the store cannot be written; touches nothing."""
-        _check_installed()
+        """Raise `TrackingError` where the store cannot be written; touches nothing."""
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
@@ -188,7 +186,6 @@ class MLflowTracker:
         """
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
-        _check_installed()
         self._pid = os.getpid()
         self._outage = ""
         if resume is None or self.names_before:
@@ -242,7 +239,11 @@ class MLflowTracker:
         journal = self._reopened(resume)
         own = self._location if going_on else None  # whatever the user has chosen since
         if journal is not None:
-            return journal, own or self._location_of(journal)
+            try:
+                return journal, own or self._location_of(journal)
+            except TrackingError:
+                journal.close()
+                raise
         # It was sent and removed.
         location = own or locate(self.tracking_uri)
         if going_on and self._journal is not None:
@@ -301,16 +302,12 @@ class MLflowTracker:
     def _location_of(self, journal: Journal) -> Location:
         """Find the store for a journal that is there: the one that the user chose, else the one it was made for."""
         chosen = self.tracking_uri or user_tracking_uri()
-        try:
-            if chosen is not None:
-                return locate(chosen)
-            location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
-            if not is_users_own(location, journal.folder):
-                shown = location.shown
-                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
-        except TrackingError:
-            journal.close()
-            raise
+        if chosen is not None:
+            return locate(chosen)
+        location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
+        if not is_users_own(location, journal.folder):
+            shown = location.shown
+            raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
         return location
 
     @property
@@ -324,21 +321,17 @@ class MLflowTracker:
         run = self._own_run
         if run is None:
             return
-        self._send_thinned()
+        if self.thinning is not None:  # what was held back, as far as the limits allow, and the file of all rows
+            for step, time_ms, points in self.thinning.rest():
+                self._log_row(step, time_ms, points)
+            if self.thinning.path.exists():
+                self.log_artifact(self.thinning.path)
         self._run = None
         run.end(status, self._now())
         try:
             run.finish()
         finally:
             self._outage = run.outage
-
-    def _send_thinned(self) -> None:
-        """Send what was held back, as far as the limits allow, and the file of all rows."""
-        if self.thinning is not None:
-            for step, time_ms, points in self.thinning.rest():
-                self._log_row(step, time_ms, points)
-            if self.thinning.path.exists():
-                self.log_artifact(self.thinning.path)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
@@ -455,15 +448,13 @@ class MLflowTracker:
         file = self._kept(Path(path))
         if file is None:
             return
-        key = f"{self._running().header['spool_id']}/{file.split('/')[1]}"
+        finite = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
         about = model_about(
             description,
-            key=key,
+            key=f"{self._running().header['spool_id']}/{file.split('/')[1]}",
             name=name,
             step=metric_step(step),
-            metrics=self._names["metric"].legal(
-                {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
-            ),
+            metrics=dict(self._names["metric"].legal(finite)),
             register=register,
             alias=alias,
         )
@@ -512,11 +503,6 @@ class MLflowTracker:
         """Return milliseconds since 1970, always more than before: of one step and time MLflow keeps a value once."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("mlflow") is None:
-        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
 def _text(value: object) -> str:

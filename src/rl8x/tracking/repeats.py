@@ -71,7 +71,7 @@ def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
     return {LEFT_TAG: json.dumps(left[-_MOST:])}
 
 
-def are_of_one_course(name: str, value: float, other: float) -> bool:
+def _is_of_course(name: str, value: float, other: float) -> bool:
     """Whether two values of a metric at one step can be of the same course, which goes on to the same bits."""
     alike = value == other or (math.isnan(value) and math.isnan(other))
     # MLflow's databases keep infinities as the largest numbers.
@@ -92,22 +92,18 @@ class Repeats:
         step, time_ms, values = row
         if self.left is not None and step >= self.left.step:
             return [row]
-        known = self._known_at(step, values)
-        same = {
-            name: [old for old in olds if are_of_one_course(name, values[name], old)] for name, olds in known.items()
-        }
-        if self.since is not None and any(olds and not same[name] for name, olds in known.items()):
+        known = {name: olds for name, olds in self._known_at(step, values).items() if olds}
+        same = {name: [old for old in known[name] if _is_of_course(name, values[name], old)] for name in known}
+        if self.since is not None and not all(same.values()):
             self.left = LeftBehind(step, self.since)
-            owed = [other for other in self._repeated if other[0] >= step]
-            return [*owed, row]
-        again = {name for name, olds in known.items() if olds}
-        for name in again:
-            known[name].remove((same[name] or known[name])[0])
-        if not again:
+            return [*(other for other in self._repeated if other[0] >= step), row]
+        if not known:
             return [row]
-        repeated = {name: value for name, value in values.items() if name in again}
+        for name in known:
+            known[name].remove((same[name] or known[name])[0])
+        repeated = {name: values[name] for name in known}
         self._repeated = [*(other for other in self._repeated if other[0] == step), (step, time_ms, repeated)]
-        new = {name: value for name, value in values.items() if name not in again}
+        new = {name: value for name, value in values.items() if name not in known}
         return [(step, time_ms, new)] if new else []
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
@@ -137,7 +133,10 @@ class JournalRepeats(Repeats):
 
 
 class ServerRepeats(Repeats):
-    """Repeats by each metric's last step on the server, and the histories of metrics that tell a course."""
+    """Repeats by each metric's last step on the server, and the histories of metrics that tell a course.
+
+    Where the server `has_newer` points, which came since the resume, the histories of all metrics tell them apart.
+    """
 
     def __init__(
         self,
@@ -145,9 +144,11 @@ class ServerRepeats(Repeats):
         last: Mapping[str, int],
         history: Callable[[str], Iterable[Point]],
         tags: Mapping[str, str],
+        *,
+        has_newer: bool = False,
     ) -> None:
         super().__init__(since)
-        self._last = last
+        self._last, self._has_newer = last, has_newer
         self._history = history
         self._before = left_behind(tags)
         self.left = next((left for left in self._before if left.before == since), None)
@@ -155,10 +156,10 @@ class ServerRepeats(Repeats):
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
         maybe = [name for name in values if step <= self._last.get(name, step - 1)]
-        telling = {name: self._read(name).get(step, []) for name in maybe if name.startswith(_TELLING)}
-        if telling and not any(telling.values()):
+        told = {name: self._read(name).get(step, []) for name in maybe if self._has_newer or name.startswith(_TELLING)}
+        if told and not any(told.values()):
             return {}  # a further evaluation at a step that the server has
-        return {name: telling.get(name, [values[name]]) for name in maybe}
+        return {name: told.get(name, [values[name]]) for name in maybe}
 
     def _read(self, name: str) -> dict[int, list[float]]:
         if name not in self._histories:
@@ -181,10 +182,7 @@ def read_rows(ops: Iterable[Mapping[str, Any]]) -> list[LoggedRow]:
                 rows.append((int(op["s"]), int(op["t"]), {str(name): float(op["m"][name]) for name in op["m"]}))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
-    if not left:
-        return rows
-    kept = []
-    for step, time_ms, row in rows:
-        counts = {name: v for name, v in row.items() if not any(each.has(name, step, time_ms) for each in left)}
-        kept.append((step, time_ms, counts))
-    return kept
+    for step, time_ms, row in rows if left else ():
+        for name in [name for name in row if any(each.has(name, step, time_ms) for each in left)]:
+            del row[name]
+    return rows

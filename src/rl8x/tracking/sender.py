@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from rl8x.disk import replace_synced
 from rl8x.tracking.artifacts import checked_copy, kept_path
-from rl8x.tracking.journal import KNOWN, LOST_ROWS_TAG, Op, SendingJournal
+from rl8x.tracking.journal import LOST_ROWS_TAG, NAME_TAG, Op, SendingJournal
 from rl8x.tracking.protocol import (
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
@@ -34,7 +32,6 @@ from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, l
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
-NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 _WITH_FILE = ("artifact", "model")
@@ -106,8 +103,7 @@ class Sender:
                 self.store.check_run(run_id)
             self.journal.acknowledge(run_id=run_id, attempted=False)
         if self._late:
-            writer = self.store.tags(self.run_id).get(WRITER_TAG)
-            self.is_resumed = writer not in (None, self.journal.header.get("writer"))
+            self.is_resumed = self._tags().get(WRITER_TAG) not in (None, self.journal.header.get("writer"))
             if self.owned:
                 status, end_time = self.store.status(self.run_id)
                 self.is_over = status in STATUSES and (end_time is None or end_time >= self.journal.last_time())
@@ -139,18 +135,19 @@ class Sender:
 
     def _create(self, spec: NewRun) -> str:
         """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
-        unnamed = spec._replace(run_name=None)
-        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
-        refused: StoreRefusedError | None = None
-        for candidate in (each for each in (spec, unnamed, plain) for _ in range(TRIES)):
+        default = spec._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
+        refused = StoreRefusedError()
+        candidates = (spec, spec._replace(run_name=None), default, default._replace(run_name=None))
+        for candidate in (each for each in candidates for _ in range(TRIES)):
             try:
                 run_id = self.store.create_run(candidate, self._new_tags())
             except StoreRefusedError as error:
-                refused = refused or error
+                refused = error
                 continue
-            if refused is not None:
-                experiment = spec.experiment if candidate == plain else None
-                self._set_aside({"op": "open", "run_name": spec.run_name, "experiment": experiment}, refused)
+            if candidate[1:3] != spec[1:3]:
+                self._set_aside({"op": "open", "experiment": spec.experiment}, refused)
+            if candidate.run_name != spec.run_name:
+                self._set_aside({"op": "tags", "tags": {NAME_TAG: spec.run_name}}, refused)
             return run_id
         raise StoreDownError(str(refused))
 
@@ -160,14 +157,14 @@ class Sender:
         if ack.run_id is None:
             return
         try:
-            self.store.check_run(ack.run_id)
+            self._check()
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
             if ack.generation or self.journal.header.get("run_id"):
                 raise
-            flags = dict.fromkeys(("name_is_free", "attempted", "resumed", "finished"), False)
-            self.journal.acknowledge(0, 0, run_id=None, run_name=None, **flags)
+            flags = dict.fromkeys(("name_is_free", "attempted", "finished"), False)
+            self.journal.acknowledge(0, run_id=None, run_name=None, resumed=0, **flags)
 
     def _set_aside(self, op: Op, error: Exception) -> None:
         words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
@@ -180,7 +177,7 @@ class Sender:
     def _check_writes(self) -> None:
         """Write what is there already, by the same kind of request as metrics, params and tags."""
         self._check()
-        spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.journal.header["spool_id"]))
+        spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
         self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
     def _finish(self, status: str, end_time: int) -> None:
@@ -267,8 +264,6 @@ class Sender:
         for op in ops:
             if op["op"] == "m":
                 points += [point for point in self._parsed(op) if not self._is_there(point)]
-            elif op["op"] == "open":
-                self._attempt(op, functools.partial(self._rename, op))
             else:
                 self._apply(op)
         self._log_points(points)
@@ -297,27 +292,20 @@ class Sender:
         self._compared.clear()
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
-    def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
-        """Make the calls of an op, which is set aside where they alone fail."""
-        self._send([op], lambda _: call(), lambda op: op, check or self._check_writes)
-
-    def _send_parts(
-        self,
-        items: Sequence[_ItemT],
-        size: int,
-        call: Callable[[Sequence[_ItemT]], None],
-        op_of: Callable[[_ItemT], Op],
-    ) -> None:
-        """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
-        for begin in range(0, len(items), size):
-            self._send(items[begin : begin + size], call, op_of, self._check_writes)
-
     def _send(
         self,
         items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], None],
-        op_of: Callable[[_ItemT], Op],
-        check: Callable[[], None],
+        call: Callable[[Sequence[_ItemT]], object],
+        *,
+        size: int = 1,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Send ops or points, at most `size` in a call; those that are not taken are set aside."""
+        for begin in range(0, len(items), size):
+            self._send_batch(items[begin : begin + size], call, check or self._check_writes)
+
+    def _send_batch(
+        self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], check: Callable[[], None]
     ) -> None:
         """Make a call with some items, and set aside those at fault where it fails although the store works.
 
@@ -343,11 +331,14 @@ class Sender:
             if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
                 raise NotNowError(in_words(error), of_entry=True) from error
         if len(items) == 1:
-            self._set_aside(op_of(items[0]), error)
+            item: Any = items[0]
+            is_point = isinstance(item, Point)
+            op = {"op": "m", "t": item.timestamp, "s": item.step, "m": {item.name: item.value}} if is_point else item
+            self._set_aside(op, error)
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            self._send(part, call, op_of, check)
+            self._send_batch(part, call, check)
 
     def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
         """Send the points of rows, and note that they have arrived."""
@@ -374,7 +365,7 @@ class Sender:
                 self._leave_behind(repeats.left.step, repeats.left.before)
                 self._left = repeats.left
 
-        self._attempt(op, compare)
+        self._send([op], lambda _: compare())
         rows = self._compared.get(at, [])
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
@@ -382,26 +373,19 @@ class Sender:
         """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
         if not (self.is_over or self.is_resumed):
             return False
-        return any(Point(*other).step == point.step for other in self.store.points(self.run_id, point.name))
+        return any(other.step == point.step for other in self.store.points(self.run_id, point.name))
 
     def _repeats_now(self) -> ServerRepeats | None:
         """Return what knows the points that may come again, where the server alone knows them."""
-        if self._repeats is not None or not (self.journal.ack.resumed or self.is_over or self.is_resumed):
-            return self._repeats
-        since, last = None, None
-        if self.journal.ack.resumed:
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                known = json.loads((self.journal.place / KNOWN).read_bytes())
-                since, last = int(known["since"]), {str(name): int(step) for name, step in known["last"].items()}
-        return self._new_repeats(since, self.store.last_steps(self.run_id) if last is None else last)
+        since = self.journal.ack.resumed
+        if self._repeats is None and (since or self.is_over or self.is_resumed):
+            self._repeats = self._new_repeats(since or None, has_newer=since > 0)
+        return self._repeats
 
-    def _new_repeats(self, since: int | None, last: Mapping[str, int]) -> ServerRepeats:
-        run_id = self.run_id
-
-        def history(name: str) -> list[Point]:
-            return [Point(*values) for values in self.store.points(run_id, name)]
-
-        repeats = ServerRepeats(since, last, history, self._tags())
+    def _new_repeats(self, since: int | None, *, has_newer: bool) -> ServerRepeats:
+        history = functools.partial(self.store.points, self.run_id)
+        last, tags = self.store.last_steps(self.run_id), self._tags()
+        repeats = ServerRepeats(since, last, history, tags, has_newer=has_newer)
         self._left = repeats.left
         return repeats
 
@@ -437,12 +421,7 @@ class Sender:
             self.samples.popleft()
 
     def _log_points(self, points: Sequence[Point]) -> None:
-        self._send_parts(
-            points,
-            self.store.most_points,
-            lambda batch: self.store.log_points(self.run_id, batch),
-            lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
-        )
+        self._send(points, lambda batch: self.store.log_points(self.run_id, batch), size=self.store.most_points)
 
     def _apply(self, op: Op) -> dict[str, Any]:
         """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
@@ -453,17 +432,13 @@ class Sender:
             return {}
         changes: dict[str, Any] = {}
         check = self._check if op["op"] in ("text", "curves", *_WITH_FILE) else None
-        self._attempt(op, lambda: changes.update(handler(op) or {}), check)
+        self._send([op], lambda _: changes.update(handler(op) or {}), check=check)
         return changes
 
-    def _rename(self, op: Op) -> None:
-        """Give the run the name that was refused when it was made."""
-        if op.get("experiment") is not None:
-            raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
-        self.store.set_tags(self.run_id, {NAME_TAG: op["run_name"]})
-
     def _apply_open(self, op: Op) -> None:
-        """Do nothing: the run that the header describes has been made."""
+        """Do nothing, as the run that a header describes has been made: its experiment alone may have been refused."""
+        if "version" not in op:
+            raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run_id)
@@ -478,25 +453,25 @@ class Sender:
             # MLflow raises on a changed value; a resumed run may well have one, or be back at the first one.
             elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
                 changed[tag] = value
-        self._send_parts(
-            list(new),
-            MAX_PARAMS,
-            lambda names: self.store.log_params(self.run_id, {name: new[name] for name in names}),
-            lambda name: {"op": "params", "params": {name: op["params"][name]}},
-        )
+        self._send_texts("params", op["params"], new, self.store.log_params)
         self._apply_tags({"op": "tags", "tags": changed})
         for text in texts:
             self._apply(text)
 
+    def _send_texts(
+        self, kind: str, given: Mapping[str, Any], texts: Mapping[str, str], call: Callable[[str, dict[str, str]], None]
+    ) -> None:
+        """Send params or tags; one that is not taken is set aside as it was given."""
+        self._send(
+            [{"op": kind, kind: {name: given[name]}} for name in texts],
+            lambda ops: call(self.run_id, {name: texts[name] for op in ops for name in op[kind]}),
+            size=MAX_PARAMS,
+        )
+
     def _apply_tags(self, op: Op) -> None:
         present = self._tags() if self.is_over else {}
         tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
-        self._send_parts(
-            list(tags),
-            MAX_PARAMS,
-            lambda names: self.store.set_tags(self.run_id, {name: tags[name] for name in names}),
-            lambda name: {"op": "tags", "tags": {name: op["tags"][name]}},
-        )
+        self._send_texts("tags", op["tags"], tags, self.store.set_tags)
 
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
@@ -509,11 +484,11 @@ class Sender:
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
         """Renew the description by what makes it of the present one, unless that is not what was last written here."""
-        present = self._tags()
-        if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
-            return
-        text = text_after(present.get(NOTE_TAG, ""))[:MAX_TAG_LENGTH]
-        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
+        tags = self._tags()
+        present = tags.get(NOTE_TAG, "")
+        if not present or digest(present) == tags.get(NOTE_DIGEST_TAG):
+            text = text_after(present)[:MAX_TAG_LENGTH]
+            self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
@@ -532,19 +507,16 @@ class Sender:
         self.store.log_model(self.run_id, checked_copy(self.journal.place, op["file"]), op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
-        repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
+        repeats, keeps_status, since = bool(op["repeats"]), bool(op["keeps_status"]), self.journal.ack.resumed
         self._note_lost_rows()  # of the process before, which the disk did not take
         if repeats:
-            # Noted before the first row is compared, as what is sent from here on is on the server too.
-            since, last = metric_step(op["t"], "time"), self.store.last_steps(self.run_id)
-            with contextlib.suppress(OSError):
-                replace_synced(self.journal.place / KNOWN, json.dumps({"since": since, "last": last}).encode())
-            self._repeats = self._new_repeats(since, last)
+            since = metric_step(op["t"], "time")
+            self._repeats = self._new_repeats(since, has_newer=False)
         if "writer" in self.journal.header and not self.is_over:
             self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.owned and not keeps_status and not self.is_over:
-            self._attempt(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
-        return {"resumed": repeats or self.journal.ack.resumed, "finished": keeps_status, "ending": None}
+            self._send([op], lambda _: self.store.set_status(self.run_id, "RUNNING", None))
+        return {"resumed": since, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
         self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))
@@ -555,5 +527,5 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             check_status(status)
             if not self.is_over:  # where only this fails, the journal counts as finished
-                self._attempt(op, lambda: self._finish(status, end_time))
+                self._send([op], lambda _: self._finish(status, end_time))
         return {"finished": True, "ending": None}

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import IO, Final, NamedTuple, cast
+from typing import IO, Final, cast
 
 from rl8x.processes import python_process
 from rl8x.tracking.appending import MAX_MEMORY_LINES, Journal
@@ -71,11 +72,10 @@ class OpenRun:
         self.last_call = LastCall()
         self.outage = ""  # why the store takes nothing now
         self._ended = self._is_left = False
-        self._beat, self._silent_s = -1, 0
         self._answered_at = time.monotonic()
         self._progress = (0, 0)
         self._shipper: _Shipper | None = None
-        self._sent_number = 0
+        self._beat, self._silent_s, self._sent_number = -1, 0, 0
         self._named: set[str] = set()
         self._num_rejected = journal.ack.rejected
         for other in list(_open):
@@ -438,14 +438,6 @@ atexit.register(_end_at_exit)
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-class _Call(NamedTuple):
-    """A call that logged something."""
-
-    code: CodeType | None
-    thread: weakref.ref[threading.Thread]
-    error_id: int
-
-
 class LastCall:
     """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
 
@@ -455,36 +447,31 @@ class LastCall:
     """
 
     def __init__(self) -> None:
-        self._error: tuple[_Call, Status] | None = None
         self.note()
 
     def note(self) -> None:
         """Remember the caller as the code that logged last."""
-        thread = weakref.ref(threading.current_thread())
-        self._call = _Call(_place(sys._getframe(1)), thread, id(getattr(sys, "last_value", None)))
+        self._code = _place(sys._getframe(1))
+        self._thread = weakref.ref(threading.current_thread())
+        self._error_before = id(getattr(sys, "last_value", None))
+        self._status: Status | None = None
 
     def look(self) -> None:
         """Remember an exception that has interrupted the code which logged last, before another takes its place."""
-        call, error = self._call, getattr(sys, "last_value", None)
-        if error is None or id(error) == call.error_id:
+        error: BaseException | None = getattr(sys, "last_value", None)
+        if error is None or id(error) == self._error_before:
             return
-        traceback = error.__traceback__
-        while traceback is not None and traceback.tb_frame.f_code is not call.code:
-            traceback = traceback.tb_next
-        if traceback is not None:
-            self._error = (call, status_of(error))
+        if self._code in [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]:
+            self._status = status_of(error)
 
     def status(self, *, at_exit: bool) -> Status:
         """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""
         self.look()
-        call, thread = self._call, self._call.thread()
-        if self._error is not None and self._error[0] is call:
-            return self._error[1]
-        if at_exit and thread is not None and thread.daemon and thread.ident is not None:
-            stack = _frames(sys._current_frames().get(thread.ident))
-            if any(frame.f_code is call.code for frame in stack):
-                return "KILLED"
-        return "FINISHED"
+        thread = self._thread()
+        if self._status is None and at_exit and thread is not None and thread.daemon and thread.ident is not None:
+            is_cut_off = self._code in [frame.f_code for frame in _frames(sys._current_frames().get(thread.ident))]
+            return "KILLED" if is_cut_off else "FINISHED"
+        return self._status or "FINISHED"
 
 
 def _place(frame: FrameType) -> CodeType | None:
