@@ -18,7 +18,6 @@ from rl8x.tracking.journal import (
     ACK,
     EMPTY_ACK,
     JOURNAL,
-    LOST_ROWS_TAG,
     READ_BYTES,
     ROW,
     Ack,
@@ -225,9 +224,7 @@ class Journal:
     def end(self, op: Op) -> None:
         """Add the last op, and bring what is in memory to the disk."""
         with self._guard:
-            if self._num_dropped:
-                self.append({"op": "tags", "tags": {LOST_ROWS_TAG: str(self._num_dropped)}})
-            self.append(op)
+            self.append({**op, "lost_rows": self._num_dropped})
         self.look()
         self.sync_to_disk()
 

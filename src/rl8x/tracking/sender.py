@@ -240,7 +240,6 @@ class Sender:
         """End the run of a process that was killed, of which all has been sent."""
         ending = self.journal.ack.ending
         if ending is not None:  # which the disk did not take
-            self._note_lost_rows()
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
             ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
@@ -248,8 +247,7 @@ class Sender:
                 self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
 
-    def _note_lost_rows(self) -> None:
-        ending = self.journal.ack.ending
+    def _note_lost_rows(self, ending: Op | None) -> None:
         if ending is not None and ending.get("lost_rows"):
             self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
 
@@ -508,7 +506,7 @@ class Sender:
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status, since = bool(op["repeats"]), bool(op["keeps_status"]), self.journal.ack.resumed
-        self._note_lost_rows()  # of the process before, which the disk did not take
+        self._note_lost_rows(self.journal.ack.ending)  # of the process before, which the disk did not take
         if repeats:
             since = metric_step(op["t"], "time")
             self._repeats = self._new_repeats(since, has_newer=False)
@@ -523,6 +521,7 @@ class Sender:
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
+        self._note_lost_rows(op)
         if status is not None:
             end_time = metric_step(op["t"], "time")
             check_status(status)

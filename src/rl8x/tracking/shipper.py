@@ -166,7 +166,7 @@ class Tail(threading.Thread):
             lines, journal = list(self._lines), self._journal
             op = decode(lines[-1][1]) if lines else {}
             if op.get("op") == "finish" and journal is not None and journal.ack.outage:
-                lost = sum(line.startswith(ROW) for _, line in lines)
+                lost = op.get("lost_rows", 0) + sum(line.startswith(ROW) for _, line in lines)
                 journal.acknowledge(ending={**op, "lost_rows": lost})
 
     def beat(self) -> None:
@@ -197,9 +197,9 @@ class Tail(threading.Thread):
                 self._is_over = wait_s < 0 and self._told is told
             wait_s = max(0.0, wait_s)
         self._let_go()
-        database = self._told["location"][1]
+        database = self._location.database
         if database is not None and self._store is not None:
-            merge_log(Path(database))  # which the end of this process, being sudden, would not do
+            merge_log(database)  # which the end of this process, being sudden, would not do
 
     def _try(self) -> float:
         """Send what there is; returns the seconds to wait before the next try, less than 0 where there is none."""
@@ -225,13 +225,13 @@ class Tail(threading.Thread):
         if journal.is_behind or (self.closed and journal.pending):
             return 0.0
         if self.closed:
-            return -1.0 if self._conclude(journal) else 0.0
+            self._conclude(journal)
+            return -1.0
         return max(0.02, float(self._told["interval_s"]))
 
     def _send(self, journal: SendingJournal) -> None:
         if self._store is None:
-            uri, database, root, guarded = self._told["location"]
-            location = Location(uri, database and Path(database), root and Path(root), guarded)
+            location = self._location
             if self.orphaned and location.database is not None and not has_tables(location.database):
                 raise StoreDownError(f"there is no database {location.database}")
             with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
@@ -242,6 +242,11 @@ class Tail(threading.Thread):
             options = {"fresh": fresh, "is_default": self._told["is_default"]}
             self._sender = Sender(journal, self._store, new_tags=_source_tags, **options)
         self._sender.send_some()
+
+    @property
+    def _location(self) -> Location:
+        uri, database, root, guarded = self._told["location"]
+        return Location(uri, database and Path(database), root and Path(root), guarded)
 
     def _opened(self) -> SendingJournal | None:
         if self._journal is None:
@@ -258,29 +263,15 @@ class Tail(threading.Thread):
         if journal is not None:
             journal.close()
 
-    def _conclude(self, journal: SendingJournal) -> bool:
-        """End a run that has ended, or whose process was killed; returns False where there is more to send."""
-        assert self._sender is not None
-        folder, lock = journal.folder, FolderLock(journal.folder)
-        try:
-            if journal.ack.finished:
-                self._let_go()  # first: the training process may be waiting for it
-            elif not self.orphaned:  # another process of it goes on with the run
-                return True
-            if folder.exists() and not lock.acquire(_LOCK_WAIT_S):
-                return True
-            if not journal.ack.finished:
-                if journal.pending:
-                    return False
-                self._sender.end_killed()
-                self._let_go()
-            if is_sent(folder):
-                conclude(folder)
-        except Exception as error:  # it may have been removed meanwhile
-            journal.acknowledge(outage=hide(in_words(error)), tried=True)
-        finally:
-            lock.release()
-        return True
+    def _conclude(self, journal: SendingJournal) -> None:
+        """End a run whose process was killed, and remove a journal that is done with, as `rl8x sync` does."""
+        if not (journal.ack.finished or self.orphaned):  # another process of it goes on with the run
+            return
+        self._let_go()  # first: the training process may be waiting for it
+        if not journal.ack.finished or is_sent(journal.folder):
+            store = self._store
+            assert store is not None
+            _sync_one(journal.folder, lambda _: self._location, lambda _: store, _LOCK_WAIT_S)
 
 
 def _source_tags() -> Mapping[str, str]:
@@ -413,10 +404,15 @@ def sync(
     if spool_dir is not None and not root.is_dir():
         raise TrackingError(f"there is no folder {root} with spools to send")
     named = None if to is None else locate(to)
+
+    def location_of(journal: SendingJournal) -> Location:
+        return named or _own_location(journal, allow)
+
     for folder in root.glob(f".*{REMOVED}"):
         shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
     with quiet():
-        reports = [_sync_one(folder, named, allow, connect) for folder in journal_folders(root.absolute())]
+        folders = journal_folders(root.absolute())
+        reports = [_sync_one(folder, location_of, connect) for folder in folders]
         return SyncReport([report for report in reports if report is not None])
 
 
@@ -436,14 +432,16 @@ def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) ->
     return location
 
 
-def _sync_one(
-    folder: Path, named: Location | None, allow: Callable[[Location], bool], connect: Callable[[Location], MLflowStore]
-) -> SpoolReport | None:
+_LocationOf = Callable[[SendingJournal], Location]
+_Connect = Callable[[Location], MLflowStore]
+
+
+def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s: float = 0.0) -> SpoolReport | None:
     """Send a journal; None where all of it had arrived."""
     lock = FolderLock(folder)
     try:
         check_plain(folder)
-        if not lock.acquire():
+        if not lock.acquire(wait_s):
             raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}; try again when that has ended")
         if not (folder / JOURNAL).lstat().st_size and not os.path.lexists(folder / FILES):
             remove(folder)  # its process was killed before it wrote anything
@@ -458,7 +456,7 @@ def _sync_one(
         if journal is None:
             rest = "is being sent by another process; try again when that has ended"
             raise JournalInUseError(f"the journal {folder} {rest}")
-        return _sent(journal, named, allow, connect)
+        return _sent(journal, location_of, connect)
     except JournalInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever a folder has in it, the others are sent
@@ -469,16 +467,11 @@ def _sync_one(
         lock.release()
 
 
-def _sent(
-    journal: SendingJournal,
-    named: Location | None,
-    allow: Callable[[Location], bool],
-    connect: Callable[[Location], MLflowStore],
-) -> SpoolReport:
+def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) -> SpoolReport:
     """Send a journal of which no process is alive, and with it what was set aside."""
     sender, message = None, ""
     try:
-        location = named or _own_location(journal, allow)
+        location = location_of(journal)
         if location.database is not None and not has_tables(location.database):
             raise TrackingError(
                 f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
