@@ -285,7 +285,7 @@ class SystemSampler:
     def __init__(self, pid: int, interval_s: float) -> None:
         self.interval_s = interval_s
         self._process = psutil.Process(pid)
-        self._gpus = _Gpus()
+        self._nvml, self._gpus = _gpus()
         psutil.cpu_percent()  # both measure since the call before
         self._process.cpu_percent()
         self._due = time.monotonic() + self.interval_s
@@ -303,38 +303,25 @@ class SystemSampler:
             "system_memory_usage_percentage": memory.percent,
             "process_cpu_percentage": self._process.cpu_percent(),  # 100 is one processor
             "process_memory_megabytes": self._process.memory_info().rss / _MB,
-            **self._gpus.measured(),
         }
+        for index, gpu in enumerate(self._gpus):
+            with contextlib.suppress(Exception):  # a part of a GPU does not say all
+                used = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
+                measured[f"gpu_{index}_memory_usage_megabytes"] = used.used / _MB
+                measured[f"gpu_{index}_memory_usage_percentage"] = 100 * used.used / used.total
+                measured[f"gpu_{index}_utilization_percentage"] = self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu
         return {f"system/{name}": float(value) for name, value in measured.items()}
 
 
-class _Gpus:
-    """NVIDIA's GPUs, where the package nvidia-ml-py finds some."""
+def _gpus() -> tuple[Any, list[Any]]:
+    """Return NVIDIA's interface and its GPUs, where the package nvidia-ml-py finds some."""
+    try:
+        import pynvml
 
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        self._handles: list[Any] = []
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            self._nvml = pynvml
-        except Exception:  # not installed, or without a driver that it knows
-            self._handles = []
-
-    def measured(self) -> dict[str, float]:
-        """Return use and memory of each."""
-        metrics: dict[str, float] = {}
-        for index, handle in enumerate(self._handles):
-            try:
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-                metrics[f"gpu_{index}_memory_usage_megabytes"] = memory.used / _MB
-                metrics[f"gpu_{index}_memory_usage_percentage"] = 100 * memory.used / memory.total
-                metrics[f"gpu_{index}_utilization_percentage"] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-            except Exception:  # a part of a GPU does not say all
-                continue
-        return metrics
+        pynvml.nvmlInit()
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # not installed, or without a driver that it knows
+        return None, []
 
 
 def is_asked_for(choice: bool | None, *, owns: bool) -> bool:

@@ -199,51 +199,38 @@ def _migrated() -> bytes:
         return database.read_bytes()
 
 
-class ArtifactFolders:
-    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder.
+def prepare_artifacts(database: Path, run_id: str, uri: str, *, guarded: bool) -> None:
+    """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
 
-    MLflow keeps their absolute paths, and makes such a path anew where it is gone, also after all was moved or copied.
+    MLflow keeps their absolute path, and makes it anew where it is gone. Where they lay beside a database that was
+    moved or copied since, the database gets their path beside it here in place of `uri`: MLflow's page then finds those
+    that were moved with it as well. `guarded` allows only those in the database's folder.
     """
+    forget_artifacts(run_id)  # another store of this process may be a copy
+    folder, here = _local(uri), database.parent
+    if folder is not None and _was_left_behind(folder, run_id, database):
+        folder = here / ROOT / run_id / "artifacts"
+        with _written(database) as connection:
+            connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
+    inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
+    if guarded and not inside:
+        raise PermissionError(
+            f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
+            f"and you have not named this store: `rl8x sync --to {sqlite_uri(database)}` does"
+        )
+    if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
+        raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")
 
-    def __init__(self, database: Path, *, guarded: bool = False) -> None:
-        self._database = database
-        self._guarded = guarded
-        self._ready: set[str] = set()
 
-    def prepare(self, run_id: str, uri: str) -> None:
-        """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
-
-        Where they lay beside a database that was moved or copied since, the database gets their path beside it here in
-        place of `uri`: MLflow's page then finds those that were moved with it as well.
-        """
-        forget_artifacts(run_id)  # another store of this process may be a copy
-        folder = _local(uri)
-        if run_id in self._ready or (folder is None and not self._guarded):
-            return
-        here = self._database.parent
-        if folder is not None and self._was_left_behind(folder, run_id):
-            folder = here / ROOT / run_id / "artifacts"
-            with _written(self._database) as connection:
-                connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
-        inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
-        if self._guarded and not inside:
-            raise PermissionError(
-                f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
-                f"and you have not named this store: `rl8x sync --to {sqlite_uri(self._database)}` does"
-            )
-        if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
-            raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")
-        self._ready.add(run_id)
-
-    def _was_left_behind(self, folder: Path, run_id: str) -> bool:
-        """Return whether a folder belongs to the place from which this database was moved or copied."""
-        root = folder.parents[1]
-        if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
+def _was_left_behind(folder: Path, run_id: str, database: Path) -> bool:
+    """Return whether a folder belongs to the place from which a database was moved or copied."""
+    root = folder.parents[1]
+    if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
+        return False
+    with contextlib.suppress(OSError):
+        if os.path.samefile(root.parent, database.parent):
             return False
-        with contextlib.suppress(OSError):
-            if os.path.samefile(root.parent, self._database.parent):
-                return False
-        return not root.exists() or (root.parent / self._database.name).exists()
+    return not root.exists() or (root.parent / database.name).exists()
 
 
 def _local(uri: str) -> Path | None:

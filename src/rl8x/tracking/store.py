@@ -20,10 +20,10 @@ from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.private import (
-    ArtifactFolders,
     add_past_points,
     has_tables,
     make_beside,
+    prepare_artifacts,
     rename_left,
     reopen_database,
 )
@@ -87,7 +87,6 @@ class MLflowStore:
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
         self._timeout_s = request_timeout_s
-        self._artifacts: ArtifactFolders | None = None
         self._file: tuple[int, int] | None = None  # that of the database
         self._client: Any = self._tried(self._connect)
 
@@ -99,7 +98,6 @@ class MLflowStore:
             ensure_database(self._location)
             self._file = _identity(database)
             reopen_database(self._location.uri)
-            self._artifacts = ArtifactFolders(database, guarded=self._location.guarded)
         return MlflowClient(tracking_uri=self._location.uri)
 
     def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
@@ -291,10 +289,10 @@ class MLflowStore:
 
     def _find_artifacts(self, run_id: str) -> None:
         """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""
-        if self._artifacts is not None:
+        if self._location.database is not None:
             uri = str(self.run(run_id).info.artifact_uri)
             try:
-                self._artifacts.prepare(run_id, uri)
+                prepare_artifacts(self._location.database, run_id, uri, guarded=self._location.guarded)
             except (OSError, sqlite3.Error) as error:
                 raise StoreDownError(str(error)) from error
 
