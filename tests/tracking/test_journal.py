@@ -197,7 +197,6 @@ class Disk:
         self.full = False
         self._pwrite = os.pwrite
         monkeypatch.setattr(module.os, "pwrite", self.pwrite)
-        monkeypatch.setattr(appending, "_RETRY_S", 0.0)
 
     def pwrite(self, fd, data, offset):
         if not self.full or len(data) == len(EMPTY_ACK) // 2:  # a slot has its room
@@ -218,8 +217,10 @@ def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
     journal.append(*map(row, range(1, 4)))
     assert ["wait in memory" in each.getMessage() for each in caplog.records] == [True]
     assert steps(journal) == [0]
-    disk.full = False
     journal.append(row(4))
+    disk.full = False
+    journal.journal.look()
+    assert steps(journal) == [0, 1, 2, 3, 4]
     journal.close()
     assert steps(BothSides(journal.folder)) == [0, 1, 2, 3, 4]
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import tempfile
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -48,7 +47,6 @@ from rl8x.tracking.secrets import hide_in_data, logger
 _log = logger(__name__)
 
 MAX_MEMORY_LINES: Final = 20_000
-_RETRY_S: Final = 1.0
 
 
 class Journal:
@@ -62,7 +60,7 @@ class Journal:
         self._guard = threading.RLock()
         self._memory: deque[tuple[int, bytes]] = deque()
         self._num_dropped = 0
-        self._failed_at = 0.0
+        self._is_full = False
         self._is_deleted = False
         self._on_disk = False
         self._unsent: Unsent | None = None  # once it is closed
@@ -155,11 +153,7 @@ class Journal:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
         line = encode(without_secrets(op))
         with self._guard:
-            if self._memory:
-                self._keep_in_memory(line)
-                if time.monotonic() - self._failed_at > _RETRY_S:
-                    self._spill()
-            elif not self._write(line):
+            if self._memory or not self._write(line):
                 self._keep_in_memory(line)
 
     def _keep_in_memory(self, line: bytes) -> None:
@@ -179,9 +173,9 @@ class Journal:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._end)
-            if not self._failed_at:
+            if not self._is_full:
                 _log.warning("tracking: cannot write to the spool %s (%s); rows wait in memory", self.folder, error)
-            self._failed_at = time.monotonic()
+            self._is_full = True
             return False
         self._end += len(line)
         return True
@@ -207,8 +201,8 @@ class Journal:
         """Move the lines that are in memory to the disk, if it takes them again."""
         while self._memory and self._write(self._memory[0][1]):
             self._memory.popleft()
-        if not self._memory and self._failed_at:
-            self._failed_at = 0.0
+        if not self._memory and self._is_full:
+            self._is_full = False
             _log.info("tracking: the spool %s can be written again", self.folder)
 
     def waiting(self, after: int) -> list[tuple[int, bytes]]:

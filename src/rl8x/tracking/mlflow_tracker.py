@@ -108,10 +108,8 @@ class MLflowTracker:
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
         self.resumed_spool: Path | None = None
-        self._location: Location | None = None
-        self._journal: Journal | None = None  # of the last run
-        self._run: OpenRun | None = None  # while a run goes on
-        self._outage = ""
+        self._last: OpenRun | None = None  # the last run
+        self._run: OpenRun | None = None  # that one, while it goes on
         self._repeats: JournalRepeats | None = None  # while rows may come again
         self._by_server = False  # where the store alone knows which
         self.names_before: Mapping[str, Mapping[str, str]] = {}
@@ -134,12 +132,12 @@ class MLflowTracker:
     @property
     def location(self) -> str:
         """The address of the store, without secrets."""
-        return (self._location or locate(self.tracking_uri)).shown
+        return (locate(self.tracking_uri) if self._last is None else self._last.location).shown
 
     @property
     def database(self) -> Path | None:
         """The file that the last run is kept in; None where it is kept otherwise."""
-        return None if self._location is None else self._location.database
+        return None if self._last is None else self._last.location.database
 
     @property
     def spool_folder(self) -> Path | None:
@@ -153,9 +151,8 @@ class MLflowTracker:
 
     def whereabouts(self) -> Whereabouts | None:
         """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
-        if self._journal is None or self._location is None:
-            return None
-        return Whereabouts(self._location, self._journal, self._outage)
+        run = self._last
+        return None if run is None else Whereabouts(run.location, run.journal, run.outage)
 
     def check(self) -> None:
         """Raise `TrackingError` where the store cannot be written; touches nothing."""
@@ -187,7 +184,6 @@ class MLflowTracker:
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
         self._pid = os.getpid()
-        self._outage = ""
         if resume is None or self.names_before:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
@@ -199,7 +195,7 @@ class MLflowTracker:
         ]
         going_on = not repeats and resume is not None and self._is_last(resume)
         before = self._repeats if going_on else None  # what had not come again yet
-        journal, location = self._journal, self._location = self._open(resume, going_on=going_on)
+        journal, location = self._open(resume, self._last if going_on else None)
         self._repeats = before
         if resume is not None:
             self._last_time = max(self._last_time, journal.last_time())  # another clock may have been ahead
@@ -212,7 +208,7 @@ class MLflowTracker:
             first.insert(0, resumes)
         for op in first:
             journal.append(op)
-        self._run = OpenRun(
+        self._last = self._run = OpenRun(
             journal,
             location,
             owner=self,
@@ -227,7 +223,11 @@ class MLflowTracker:
         if self.thinning is not None:
             self.thinning.begin(repeats=resume is not None and repeats)
 
-    def _open(self, resume: str | None, *, going_on: bool) -> tuple[Journal, Location]:
+    @property
+    def _journal(self) -> Journal | None:
+        return None if self._last is None else self._last.journal
+
+    def _open(self, resume: str | None, before: OpenRun | None) -> tuple[Journal, Location]:
         """Make the journal of a new run, or open or make that of a run to resume, which may be this tracker's last."""
         header = self._new_header()
         active = user_run_id(self.tracking_uri) if resume is None else None
@@ -237,7 +237,7 @@ class MLflowTracker:
         if resume is None:
             return self._create(header, locate(self.tracking_uri))
         journal = self._reopened(resume)
-        own = self._location if going_on else None  # whatever the user has chosen since
+        own = before.location if before is not None else None  # whatever the user has chosen since
         if journal is not None:
             try:
                 return journal, own or self._location_of(journal)
@@ -246,8 +246,8 @@ class MLflowTracker:
                 raise
         # It was sent and removed.
         location = own or locate(self.tracking_uri)
-        if going_on and self._journal is not None:
-            header["owns"] = self._journal.header["owns"]
+        if before is not None:
+            header["owns"] = before.journal.header["owns"]
         if resume.startswith(HANDLE_PREFIX):
             return self._create({**header, "spool_id": resume.removeprefix(HANDLE_PREFIX)}, location)
         if location.database is not None and not has_run(location, resume):  # the shipper checks other stores
@@ -328,10 +328,7 @@ class MLflowTracker:
                 self.log_artifact(self.thinning.path)
         self._run = None
         run.end(status, self._now())
-        try:
-            run.finish()
-        finally:
-            self._outage = run.outage
+        run.finish()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""

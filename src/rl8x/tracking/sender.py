@@ -81,7 +81,6 @@ class Sender:
         self._new_tags, self._fresh, self._late, self._is_default = new_tags, fresh, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
-        self._start_time: int | None = None
         self._repeats: ServerRepeats | None = None
         self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
         self._left: LeftBehind | None = None  # what the run has been said to have left behind
@@ -409,12 +408,10 @@ class Sender:
 
     def _send_samples(self) -> None:
         """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
+        began = self.store.start_time(self.run_id) if self.samples else 0
         for _ in range(len(self.samples)):  # those that come meanwhile, maybe faster than they are sent, wait
-            if self._start_time is None:
-                self._start_time = self.store.start_time(self.run_id)
             time, row = self.samples[0]
-            step = max(0, time - self._start_time) // 1000
-            self._log_points([Point(name, value, time, step) for name, value in row.items()])
+            self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
             self._write_aside()
             self.samples.popleft()
 
