@@ -34,7 +34,6 @@ from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflo
 PARAM_CHANGE_TAG = "rl8x.param_change."
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
-_WITH_FILE = ("artifact", "model")
 _MOST_TOLD = 5  # times that a run went back, in its description
 _MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
 TRIES = 3
@@ -156,7 +155,7 @@ class Sender:
         if ack.run_id is None:
             return
         try:
-            self._check()
+            self.store.check_run(self.run_id)
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         except RunMissingError:
@@ -169,13 +168,9 @@ class Sender:
         words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
         self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
 
-    def _check(self) -> None:
-        """Raise unless the run is there and active."""
-        self.store.check_run(self.run_id)
-
     def _check_writes(self) -> None:
         """Write what is there already, by the same kind of request as metrics, params and tags."""
-        self._check()
+        self.store.check_run(self.run_id)
         spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
         self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
@@ -273,7 +268,7 @@ class Sender:
     def _discard_copies(self, ops: Sequence[Op], aside: Sequence[Op]) -> None:
         """Remove the copies of those artifacts among ops that have not been set aside."""
         for op in ops:
-            if op["op"] in _WITH_FILE and not any(other is op for other in aside):
+            if op["op"] in ("artifact", "model") and not any(other is op for other in aside):
                 shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
 
     def _write_aside(self) -> None:
@@ -289,21 +284,12 @@ class Sender:
         self._compared.clear()
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
-    def _send(
-        self,
-        items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], object],
-        *,
-        size: int = 1,
-        check: Callable[[], None] | None = None,
-    ) -> None:
+    def _send(self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], size: int = 1) -> None:
         """Send ops or points, at most `size` in a call; those that are not taken are set aside."""
         for begin in range(0, len(items), size):
-            self._send_batch(items[begin : begin + size], call, check or self._check_writes)
+            self._send_batch(items[begin : begin + size], call)
 
-    def _send_batch(
-        self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], check: Callable[[], None]
-    ) -> None:
+    def _send_batch(self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object]) -> None:
         """Make a call with some items, and set aside those at fault where it fails although the store works.
 
         They are found by halving: at once where the store refuses, else where the call has failed `TRIES` times, of
@@ -322,7 +308,7 @@ class Sender:
             if re.search(_FULL, str(error)):  # no entry's fault, though what needs no more room is taken
                 raise NotNowError(str(error)) from error
             try:
-                check()  # a run that is deleted refuses all
+                self._check_writes()  # a run that is deleted refuses all
             except Exception as down:
                 raise NotNowError(str(down)) from down
             if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
@@ -335,7 +321,7 @@ class Sender:
             return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
-            self._send_batch(part, call, check)
+            self._send_batch(part, call)
 
     def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
         """Send the points of rows, and note that they have arrived."""
@@ -426,8 +412,7 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = self._check if op["op"] in ("text", "curves", *_WITH_FILE) else None
-        self._send([op], lambda _: changes.update(handler(op) or {}), check=check)
+        self._send([op], lambda _: changes.update(handler(op) or {}))
         return changes
 
     def _apply_open(self, op: Op) -> None:
