@@ -16,7 +16,7 @@ from mlflow.entities import Metric
 from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import Point
-from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, quiet, short_requests
+from rl8x.tracking.store import MAX_METRICS, MLflowStore, NewRun, short_requests
 from tracking.fakes import query
 
 SPEC = NewRun("abc", "e", None, "n", 1234)
@@ -132,7 +132,7 @@ def test_what_mlflow_refuses(store, mlflow_client):
 def test_an_error_of_a_database_is_an_outage_told_without_the_query_or_a_traceback(store, mlruns, caplog):
     run_id = store.create_run(SPEC)
     query(mlruns / "mlflow.db", "ALTER TABLE tags RENAME TO others")
-    with caplog.at_level(logging.DEBUG), quiet(), pytest.raises(StoreDownError) as caught:
+    with caplog.at_level(logging.DEBUG), pytest.raises(StoreDownError) as caught:
         store.set_tags(run_id, {"a": "b" * 300})
     assert str(caught.value) == "(sqlite3.OperationalError) no such table: tags"
     assert [record for record in caplog.records if record.exc_info] == []

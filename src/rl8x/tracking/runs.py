@@ -159,7 +159,6 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _REQUESTS = 4  # at once, to a server
 _TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
 _WAITS_S = (0.5, 2.0)  # a busy server drops connections
@@ -251,7 +250,7 @@ class RunReader:
 
     def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
-        with self._told(), _without_bars():
+        with self._told():
             return self._store.download(run_id, name, folder)
 
     def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
@@ -263,7 +262,7 @@ class RunReader:
 
     def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
         """Log a policy's file as a model of a run by `artifacts.log_model`; return its ID. Imports mlflow."""
-        with self._told(), _without_bars():
+        with self._told():
             return self._store.log_model(run_id, path, about)
 
     @contextlib.contextmanager
@@ -276,18 +275,6 @@ class RunReader:
 
 def _at(point: Point) -> tuple[int, int]:
     return point.step, point.timestamp
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep MLflow from drawing a progress bar for each file, unless the user has asked for them."""
-    mine = _BARS not in os.environ
-    os.environ.setdefault(_BARS, "false")
-    try:
-        yield
-    finally:
-        if mine:
-            os.environ.pop(_BARS, None)
 
 
 class _StoreRuns:

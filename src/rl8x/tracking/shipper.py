@@ -47,7 +47,7 @@ from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.store import MLflowStore, quiet, source_tags
+from rl8x.tracking.store import MLflowStore, source_tags
 
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
@@ -410,10 +410,8 @@ def sync(
 
     for folder in root.glob(f".*{REMOVED}"):
         shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
-    with quiet():
-        folders = journal_folders(root.absolute())
-        reports = [_sync_one(folder, location_of, connect) for folder in folders]
-        return SyncReport([report for report in reports if report is not None])
+    reports = [_sync_one(folder, location_of, connect) for folder in journal_folders(root.absolute())]
+    return SyncReport([report for report in reports if report is not None])
 
 
 def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) -> Location:

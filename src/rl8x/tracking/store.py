@@ -43,10 +43,11 @@ _QUERY = r"\n\[SQL: |\n\(Background on this error at: "  # what SQLAlchemy adds 
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
 
-_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
+_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool")
 _guard = threading.Lock()
 _users = 0
 _set_here: set[str] = set()
+_silenced: list[logging.Logger] = []
 
 
 class NewRun(NamedTuple):
@@ -121,8 +122,7 @@ class MLflowStore:
         from mlflow.exceptions import MlflowException
 
         try:
-            timeout_s = self._timeout_s + extra_time_s
-            with short_requests(timeout_s) if self._location.remote else contextlib.nullcontext():
+            with short_requests(self._timeout_s + extra_time_s):
                 return function(*args, **kwargs)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
             kind: type[Exception] = StoreDownError
@@ -390,18 +390,22 @@ def _short(error: Exception) -> str:
 
 @contextlib.contextmanager
 def short_requests(timeout_s: int) -> Iterator[None]:
-    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, where the user has not set another time.
+    """Let MLflow's calls end after one HTTP try of `timeout_s`, in silence, where the user has not set it otherwise.
 
-    MLflow reads these settings from the environment at each call and offers no argument for them: a call by another
-    thread in the same moment sees ours too.
+    MLflow reads these settings from the environment at each call and offers no argument for them, and logs a traceback
+    for each failure, of which rl8x says one line: a call by another thread in the same moment sees ours too.
     """
     global _users
     settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
     settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
+    settings["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # one for each file
     with _guard:
         _users += 1
         _set_here.update(settings.keys() - os.environ.keys())
         os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
+        for log in filter(lambda log: not log.disabled, map(logging.getLogger, _NOISY)):
+            log.disabled = True
+            _silenced.append(log)
     try:
         yield
     finally:
@@ -409,16 +413,5 @@ def short_requests(timeout_s: int) -> Iterator[None]:
             _users -= 1
             while not _users and _set_here:
                 os.environ.pop(_set_here.pop(), None)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep MLflow from logging a traceback for each failure: rl8x logs one line for each outage."""
-    noisy = [log for name in _NOISY if not (log := logging.getLogger(name)).disabled]
-    for log in noisy:
-        log.disabled = True
-    try:
-        yield
-    finally:
-        for log in noisy:
-            log.disabled = False
+            while not _users and _silenced:
+                _silenced.pop().disabled = False
