@@ -66,7 +66,6 @@ class Shipper:
         self._tails: dict[str, Tail] = {}
         self._environment: Mapping[str, str] = dict(os.environ)
         self._guard = threading.Lock()
-        self._has_all = False
 
     def take(self, told: Mapping[str, Any]) -> None:
         """Do what the training process says."""
@@ -96,10 +95,10 @@ class Shipper:
         self._environment = wanted
 
     def beat(self) -> None:
-        """Tell each second that this process is well, until all is sent and nothing more can come."""
+        """Tell each second that this process is well, and end it where the training process is gone and all is sent."""
         while True:
             orphaned = os.getppid() != self._parent
-            if not self.beat_once(orphaned=orphaned) and (orphaned or self._has_all):
+            if not self.beat_once(orphaned=orphaned) and orphaned:
                 os._exit(0)  # at once: MLflow's own threads are not waited for
             time.sleep(0.05 if orphaned else 1.0)
 
@@ -114,11 +113,10 @@ class Shipper:
                 tail.wake.set()
         return any(tail.is_alive() for tail in tails)
 
-    def end(self) -> None:
-        """Note that nothing more is told, and wait until all is sent."""
+    def join(self) -> None:
+        """Wait until all is sent that was told."""
         for tail in list(self._tails.values()):
             tail.join()
-        self._has_all = True
 
 
 class Tail(threading.Thread):
@@ -298,9 +296,8 @@ def main(parent: int, database: str | None) -> None:
     for line in sys.stdin.buffer:
         if line.endswith(b"\n"):  # else it is cut, as the training process was killed
             shipper.take(json.loads(line))
-    shipper.end()
-    while True:
-        time.sleep(60)  # the beating thread ends the process
+    shipper.join()
+    os._exit(0)
 
 
 # That of a process that is gone ends as soon as it has sent the rest, at its low priority, or finds the store down.
