@@ -10,7 +10,7 @@ from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import ACK, SendingJournal
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
-from rl8x.tracking.repeats import LeftBehind, left_behind, left_tag
+from rl8x.tracking.repeats import left_behind, left_tag
 
 # What of its arguments a call's failure may hang on, and the calls whose answer may be lost.
 CONTENT = {"create_run": 0, "log_text": 2, **dict.fromkeys(("log_points", "log_params", "set_tags"), 1)}
@@ -136,11 +136,9 @@ class FakeStore:
     def points(self, run_id, name):
         return sorted((point for point in self._run(run_id)["points"] if point.name == name), key=lambda p: p[2])
 
-    def leave_behind(self, run_id, step, before):
-        left = LeftBehind(step, before)
+    def leave_behind(self, run_id, left):
         known = [each for each in left_behind(self._run(run_id)["tags"]) if each != left]
         self._run(run_id)["tags"].update(left_tag([*known, left]))
-        return str(left)
 
 
 # Lines of a journal

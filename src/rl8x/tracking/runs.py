@@ -330,12 +330,12 @@ class _StoreRuns:
         ]
 
 
-def find_record(run: str, tracking_uri: str | None = None) -> RunRecord:
-    """Find a run by its ID or its name; see `find_run`. Of a local database without importing mlflow."""
-    database, run = locate(tracking_uri).database, readable(run)
+def find_record(run: str) -> RunRecord:
+    """Find a run of the user's store by its ID or its name, of a local database without importing mlflow."""
+    database, run = locate().database, readable(run)
     if database is not None and not database.exists():
         raise TrackingError(f"there is no run {run!r}: {database} does not exist")
-    return RunReader(tracking_uri).run(run)
+    return RunReader().run(run)
 
 
 def find_run(run: str, tracking_uri: str | None = None) -> Any:
@@ -348,4 +348,4 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If there is none, or if several have the name.
     """
-    return RunReader(tracking_uri).entity(find_record(run, tracking_uri).id)
+    return RunReader(tracking_uri).entity(run)

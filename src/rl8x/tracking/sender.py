@@ -345,7 +345,7 @@ class Sender:
                 row = {point.name: point.value for point in points}
                 self._compared[at] = repeats.new_rows((points[0].step, points[0].timestamp, row))
             if repeats.left is not None and repeats.left != self._left:
-                self._leave_behind(repeats.left.step, repeats.left.before)
+                self._leave_behind(repeats.left)
                 self._left = repeats.left
 
         self._send([op], lambda _: compare())
@@ -372,10 +372,10 @@ class Sender:
         self._left = repeats.left
         return repeats
 
-    def _leave_behind(self, step: int, before: int) -> None:
-        """Have the run leave behind its points from a step on that are older than a time, and say so on its page."""
-        sentence = self.store.leave_behind(self.run_id, step, before)
-        self._describe(lambda present: f"{present}\n\n{sentence}" if present else sentence)
+    def _leave_behind(self, left: LeftBehind) -> None:
+        """Have the run leave points behind, and say so on its page."""
+        self.store.leave_behind(self.run_id, left)
+        self._describe(lambda present: f"{present}\n\n{left}" if present else str(left))
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is not a point in it is set aside."""
@@ -499,7 +499,7 @@ class Sender:
         return {"resumed": since, "finished": keeps_status, "ending": None}
 
     def _apply_left(self, op: Op) -> None:
-        self._leave_behind(metric_step(op["s"]), metric_step(op["t"], "time"))
+        self._leave_behind(LeftBehind(metric_step(op["s"]), metric_step(op["t"], "time")))
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]

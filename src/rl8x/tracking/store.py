@@ -314,14 +314,12 @@ class MLflowStore:
         points.sort(key=lambda point: (point.timestamp, point.step))
         return [Point(name, float(point.value), int(point.timestamp), int(point.step)) for point in points]
 
-    def leave_behind(self, run_id: str, step: int, before: int) -> str:
-        """Note that a run has left behind its points from a step on older than a time; return that in words."""
-        new = LeftBehind(step, before)
+    def leave_behind(self, run_id: str, new: LeftBehind) -> None:
+        """Note what a run has left behind."""
         known = [left for left in left_behind(self.tags(run_id)) if left != new]
         self.set_tags(run_id, left_tag([*known, new]))
         if self._location.database is not None:
             self._call(rename_left, self._location.database, run_id, new)
-        return str(new)
 
     def download(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact, a file at the top of the run's artifacts, into a folder; None if there is none."""
