@@ -65,7 +65,7 @@ def test_a_function_s_values_hold_from_each_copy_s_next_episode():
     assert began.all()
     assert env.noise_width == width
     assert env.config == env.present_config() == {"length": 0.7}
-    assert env.parameter_ranges() == {"length": pytest.approx((0.7, 0.7))}
+    assert env.parameter_state.ranges() == {"length": pytest.approx((0.7, 0.7))}
 
 
 def test_programs_know_kinds_and_not_numbers():
@@ -188,4 +188,4 @@ def test_the_range_of_a_choice_that_moves_is_what_can_be_drawn():
     env.reset(config={"gravity": Scheduled([(0, ends[0]), (100, ends[1])])})
     for at, expected in ((0, (3.0, 9.8)), (50, (3.0, 20.0)), (100, (9.8, 20.0))):
         env.parameter_state.update_from_metrics({"env/steps": at})
-        assert env.parameter_ranges()["gravity"] == env.parameter_support()["gravity"] == expected
+        assert env.parameter_state.ranges()["gravity"] == env.parameter_support()["gravity"] == expected

@@ -136,7 +136,7 @@ def test_a_curriculum_goes_by_the_returns_of_the_team():
     algorithm = PPOConfig(num_envs=16, horizon=25, seed=0, device="cpu").build(build)
     for _ in range(3):
         algorithm.collect(env_config={"size": adaptive})
-    assert algorithm.env.parameter_ranges()["size"][1] > 0.1
+    assert algorithm.env.parameter_state.ranges()["size"][1] > 0.1
 
 
 def test_values_alone_may_not_decide_by_what_the_critic_sees():

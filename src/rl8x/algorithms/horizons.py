@@ -201,11 +201,13 @@ class Horizons:
 
     def _parameter_stats(self) -> dict[str, Number]:
         """Summarise the copies' randomised parameters, and the bounds of moving ones."""
-        values, ranges = dict[str, Number](), self.env.parameter_ranges()
-        for name, drawn in self.env.drawn_parameters.items():
-            ends = ranges.get(name, ())
-            values |= zip(keys.parameter_metrics([name]), (drawn.mean(), *torch.aminmax(drawn), *ends), strict=False)
-        return values
+        state, stats = self.env.parameter_state, dict[str, Number]()
+        assert self.env.carry is not None
+        values, ranges = self.env.carry["parameters"], state.ranges()
+        for name in (name for name in state.declared if name in state.in_force.shown_names):
+            drawn, ends = values[name], ranges.get(name, ())
+            stats |= zip(keys.parameter_metrics([name]), (drawn.mean(), *torch.aminmax(drawn), *ends), strict=False)
+        return stats
 
     def observe(self, policy: Policy) -> None:
         """Update a policy's observation normaliser, if it has one, with the horizon that was collected."""

@@ -394,17 +394,6 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             owner: Its name in error messages.
         """
 
-    @property
-    def drawn_parameters(self) -> dict[str, Tensor]:
-        """The values of those parameters that resets draw, of the episodes in progress, `[num_envs]` each."""
-        values = {} if self.carry is None else self.carry["parameters"]
-        shown = self.parameter_state.in_force.shown_names
-        return {name: values[name] for name in self.parameters if name in shown and name in values}
-
-    def parameter_ranges(self) -> dict[str, tuple[Any, Any]]:
-        """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
-        return self.parameter_state.ranges()
-
     def present_config(self) -> dict[str, Any]:
         """Return the configuration of the next reset in plain JSON form, with what moves as it stands now.
 

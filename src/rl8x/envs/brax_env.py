@@ -103,8 +103,9 @@ class BraxEnv(SimulatorEnv):
         self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
         rewards, terminated = self._tensor_of(stepped.reward), self._tensor_of(ended).bool()
         obs, final_obs = tree_of(self._simulated.obs, self._tensor_of), tree_of(stepped.obs, self._tensor_of)
-        parameters = self._redrawn(terminated | truncated, before, fresh)
-        return self._finish(carry, parameters, {}, obs, rewards, terminated, truncated, final_obs)
+        done = terminated | truncated
+        parameters = self._redrawn(done, before, fresh)
+        return self.finish(carry, parameters, {}, done, obs, rewards, terminated, truncated, final_obs)
 
     def _key(self) -> Any:
         seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)

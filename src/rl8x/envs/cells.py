@@ -157,7 +157,7 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
         is_inside |= np.all(same, axis=0)
     for name, distribution in resolved.drawn.items():
         if isinstance(distribution, Choice):
-            is_inside &= np.any([_is_equal(wanted[name], value) for value in _choices(distribution)], axis=0)
+            is_inside &= np.any([_is_equal(wanted[name], value) for value in distribution.possible], axis=0)
         else:
             is_inside &= _is_between(wanted[name], *distribution.support)
     return is_inside
@@ -165,17 +165,8 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
 
 def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Support:
     """Return the smallest and largest value of each parameter that training draws under an `env_config`."""
-    resolved = _resolved(config, parameters, num_envs)
-    ranges: Support = {}
-    for name, values in resolved.fixed.items():
-        # As the user wrote it, rather than its nearest float32
-        given = resolved.given.get(name, parameters[name].default)
-        ends = (given, given) if isinstance(given, int | float) else (float(values.min()), float(values.max()))
-        ranges[name] = [float(end) for end in ends]
-    for name, distribution in resolved.drawn.items():
-        chosen = _choices(distribution) if isinstance(distribution, Choice) else distribution.support
-        ranges[name] = [min(chosen), max(chosen)]
-    return {name: ranges[name] for name in parameters}
+    ends = _resolved(config, parameters, num_envs).support(parameters)
+    return {name: list(pair) for name, pair in ends.items()}
 
 
 def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> str:
@@ -200,12 +191,6 @@ def _resolved(
 ) -> ResolvedConfig:
     options: Any = {"owner": owner, "num_envs": num_envs, "device": torch.device("cpu"), "copies": copies}
     return resolve_config(parsed(config), parameters, **options)
-
-
-def _choices(distribution: Choice) -> list[float]:
-    """List the values that can be drawn: one of weight 0 cannot."""
-    weights = distribution.weights or (1.0,) * len(distribution.values)
-    return [value for value, weight in zip(distribution.values, weights, strict=True) if weight > 0]
 
 
 def _is_equal(values: NDArray[np.float64], value: float) -> NDArray[np.bool_]:

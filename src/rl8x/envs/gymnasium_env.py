@@ -169,12 +169,13 @@ class GymnasiumEnv(SimulatorEnv):
         self.next_seed = None
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return self.first_carry({}, parameters) | {"masked": masked, "metrics": {}}, self._observation(obs)
+        return self.first_carry({}, parameters) | {"masked": masked}, self._observation(obs)
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
-        masked, parameters, fresh = carry["masked"], carry["parameters"], self.starting_parameters(noise)
+        masked, parameters = carry["masked"], carry["parameters"]
+        fresh = self.starting_parameters(noise) if parameters else parameters
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             parameters = self._redrawn(masked, parameters, fresh)
             self._put(parameters)
@@ -190,29 +191,22 @@ class GymnasiumEnv(SimulatorEnv):
         rewards = self._tensor(raw_rewards, np.float32)
         terminated, truncated = self._tensor(raw_terminated, np.bool_), self._tensor(raw_truncated, np.bool_)
         done = terminated | truncated
-        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        metrics, any_done = carry["metrics"], bool(done.any())
-        if info:
-            resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
-            metrics = self.episode_metrics.update(metrics, info, resets, ~masked)
-        if any_done:
-            self.episode_metrics.check_reported(metrics, info, done)
-        final_obs, valid = obs, None
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+        shown, valid, any_done = obs, None, bool(done.any())
+        waits = self.autoreset_mode == AutoresetMode.NEXT_STEP
+        if waits:
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
-            returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
-            obs, masked = without_ends(obs, done), done  # what comes of it is the reset alone
+            carry = carry | {"elapsed": carry["elapsed"].masked_fill(masked, -1)}  # a masked step is none of an episode
+            shown, masked = without_ends(obs, done), done  # what comes of it is the reset alone
         elif any_done:
             parameters = self._redrawn(done, parameters, fresh)
-            obs, final_obs = self._reset_done(obs, done, info, parameters)
-        values = self.episode_metrics.values(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
-        carry = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
-        if any_done:
-            carry = self.next_carry(done, elapsed, returns, parameters)
-            metrics = self.episode_metrics.restarted(metrics, done)
-        return carry | {"masked": masked, "metrics": metrics}, step
+        final = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
+        results, ends = (shown, rewards, terminated, truncated, obs), {"valid": valid, "final": final}
+        following, step = self.finish(carry, parameters, info, done, *results, any_done=any_done, **ends)
+        if any_done and not waits:  # after the metrics, which a reset may overwrite
+            shown, final_obs = self._reset_done(obs, done, info, parameters)
+            step = step._replace(obs=shown, final_obs=final_obs)
+        return following | {"masked": masked}, step
 
     def _reset_done(
         self, obs: Observation, done: Tensor, info: Mapping[str, Any], parameters: Mapping[str, Tensor]

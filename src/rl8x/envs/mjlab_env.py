@@ -135,7 +135,7 @@ class MjlabEnv(SimulatorEnv):
             # Its noise is redrawn for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
         info = {**extras, "log": log}
-        return self._finish(carry, parameters, info, obs, rewards, terminated, truncated, final_obs)
+        return self.finish(carry, parameters, info, done, obs, rewards, terminated, truncated, final_obs)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
         """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""

@@ -198,10 +198,7 @@ class ParameterState:
 
     def support(self) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
-        config = self.resolve(self.present())
-        ends = {name: drawn.support for name, drawn in config.drawn.items()}
-        ends |= {name: (float(values.min()), float(values.max())) for name, values in config.fixed.items()}
-        return {name: ends[name] for name in self.declared}
+        return self.resolve(self.present()).support(self.declared)
 
     # ---- saving
 

@@ -107,6 +107,15 @@ class ResolvedConfig:
         """Whether some parameters move with the returns of episodes."""
         return any(each.metric is not None for each in self.curricula)
 
+    def support(self, parameters: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest value of each parameter, where none moves, as they were given."""
+        ends = {}
+        for name, parameter in parameters.items():
+            value = self.drawn.get(name, self.given.get(name, parameter.default))
+            values = value.support if isinstance(value, ParameterDistribution) else np.atleast_1d(value).tolist()
+            ends[name] = float(min(values)), float(max(values))
+        return ends
+
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1)."""
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}

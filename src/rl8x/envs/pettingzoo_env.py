@@ -116,8 +116,7 @@ class PettingZooEnv(SimulatorEnv):
         seed, self.next_seed = self.next_seed, None
         for copy in range(self.num_copies):
             self._reset(copy, obs, alive, parameters, None if seed is None else seed + copy)
-        carry = self.first_carry({}, parameters) | {"alive": self._tensor(alive), "metrics": {}}
-        return carry, self._seen(obs)
+        return self.first_carry({}, parameters) | {"alive": self._tensor(alive)}, self._seen(obs)
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
@@ -157,9 +156,9 @@ class PettingZooEnv(SimulatorEnv):
             next_obs = self._seen(obs)
         gain, terminated, truncated = (self._tensor(part) for part in (rewards, *flags))
         results = next_obs, gain, terminated, truncated, final_obs
-        episodes = {"valid": carry["alive"], "ended": self._tensor(over)}
-        following, step = self._finish(carry, parameters, info, *results, **episodes)
-        return following | {"alive": self._tensor(alive)}, step
+        done = self._tensor(over)
+        following, step = self.finish(carry, parameters, info, done, *results, valid=carry["alive"])
+        return following | {"alive": self._tensor(alive)}, step._replace(ended=done)
 
     def _rows(self, copy: int) -> list[tuple[str, int]]:
         """Return the agents of a copy, each with its row."""

@@ -91,42 +91,43 @@ class SimulatorEnv(Env):
         made: Env = make(source, num_envs or min(self.num_copies, MAX_EVAL_ENVS), seed=seed, **options)
         return made
 
-    def _finish(
+    def finish(
         self,
         carry: Carry,
         parameters: Mapping[str, Tensor],
         info: Mapping[str, Any],
+        done: Tensor,
         *results: Any,
         valid: Tensor | None = None,
-        ended: Tensor | None = None,
+        final: Tensor | None = None,
+        any_done: bool = True,
     ) -> tuple[Carry, Step]:
-        """Return the next carry and the step, of which `results` are the first fields, up to `final_obs`.
-
-        `parameters` are those of the episodes that go on or have begun, and `info` what the simulator reported.
-        """
-        obs, rewards, terminated, truncated, final_obs = results
-        done = terminated | truncated if ended is None else ended
-        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        counted = torch.ones_like(done) if valid is None else valid
-        metrics = self.episode_metrics.update(carry.get("metrics", {}), info, None, counted)
-        self.episode_metrics.check_reported(metrics, info, done)
-        told = returns, elapsed, valid, self.episode_metrics.values(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, *told, ended=ended)
-        following = self.next_carry(done, elapsed, returns, parameters)
-        return following | {"metrics": self.episode_metrics.restarted(metrics, done)}, step
-
-    @staticmethod
-    def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step.
+        """Return what `advance` does: the next carry, and the step.
 
         Args:
-            done: Where an episode ended, `[num_envs]`, bool.
-            elapsed: Its steps so far, int64 `[num_envs]`.
-            returns: Its rewards so far, `[num_envs]`.
+            carry: The carry before the step.
             parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
+            info: What the simulator reported, for the metrics of episodes.
+            done: Where an episode ended, `[num_envs]`, bool.
+            *results: The first fields of `Step`, up to `final_obs`.
+            valid: The field of that name of `Step`.
+            final: As `EpisodeMetrics.update` takes it.
+            any_done: Whether an episode may have ended; False spares work.
         """
-        elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
-        return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+        returns, elapsed = carry["returns"] + results[1], carry["elapsed"] + 1
+        metrics = carry.get("metrics", {})
+        if info:
+            metrics = self.episode_metrics.update(
+                metrics, info, final, torch.ones_like(done) if valid is None else valid
+            )
+        fields: Any = (*results, returns, elapsed, valid, self.episode_metrics.values(metrics))
+        step = Step(*fields)
+        if any_done:
+            self.episode_metrics.check_reported(metrics, info, done)
+            metrics = self.episode_metrics.restarted(metrics, done)
+            elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
+        following = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns, "metrics": metrics}
+        return following, step
 
     @staticmethod
     def _redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:

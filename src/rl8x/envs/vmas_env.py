@@ -124,7 +124,7 @@ class VmasEnv(SimulatorEnv):
                 self.worlds.reset_at(world, return_observations=False)
             if over:
                 next_obs = self.team.see(self._joined(self.worlds.get_from_scenario(True, False, False, False)[0]))
-        return self._finish(carry, parameters, info, next_obs, rewards, terminated, truncated, final_obs)
+        return self.finish(carry, parameters, info, done, next_obs, rewards, terminated, truncated, final_obs)
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:

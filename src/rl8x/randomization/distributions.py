@@ -356,10 +356,14 @@ class Choice(_Listed):
         return self.draw_by(noise, self._numbers[noise.device])
 
     @property
+    def possible(self) -> list[float]:
+        """The values that can be drawn: one of weight 0 cannot."""
+        return [value for i, value in enumerate(self.values) if self.weights is None or self.weights[i] > 0]
+
+    @property
     def support(self) -> tuple[float, float]:
-        """The smallest and the largest of the values that have a weight."""
-        drawn = [value for i, value in enumerate(self.values) if self.weights is None or self.weights[i] > 0]
-        return min(drawn), max(drawn)
+        """The smallest and the largest of the values that can be drawn."""
+        return min(self.possible), max(self.possible)
 
     @property
     def numbers(self) -> tuple[float, ...]:
