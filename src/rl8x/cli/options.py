@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
+from rl8x.algorithms.base import TrainedConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
@@ -31,6 +32,7 @@ _NOT_OFFIELDS: Final = ("words", "file", "tuned", "trust")
 _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
+    TrainedConfig: "Every algorithm that trains a model",
     OnlineConfig: "Every algorithm with an environment",
     OnPolicyConfig: "Every algorithm that learns from rollouts",
     LearnerConfig: "Every algorithm that learns from stored transitions",

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
-from rl8x.models import Model
 from rl8x.models.layers import INITS
 from rl8x.replay.dataset import Dataset
 
@@ -24,7 +22,7 @@ _LARGEST_DENOMINATOR: Final = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LearnerConfig(AlgorithmConfig):
+class LearnerConfig(TrainedConfig):
     """Hyperparameters of every algorithm that learns from batches of stored transitions."""
 
     dataset: str | Dataset | None = option(
@@ -36,36 +34,13 @@ class LearnerConfig(AlgorithmConfig):
     updates_per_step: int = option(
         100, "Gradient updates per step of the trainer, when learning from a data set.", low=1
     )
-    model: str | type[Model] | Model | None = option(
-        None,
-        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, a copy of which is trained "
-        "from its weights. None: 'cnn' for images, else 'mlp'.",
-    )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model class, such as hidden_sizes=[64, 64].")
     batch_size: int = option(256, "Transitions per batch.", low=1)
-    lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)
-    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None,
-        "Learning rate over transitions, or over updates when learning from a data set: [[transitions, value], ...], "
-        "constant between points, or {kind: interp, points: [...]}, linear between them.",
-    )
-    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
-    optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
-    max_grad_norm: float | None = option(
-        None, "Gradients of each network are clipped to this L2 norm. None: no clipping.", above=0.0
-    )
-    normalize_observations: bool = option(
-        False,
-        "Whether to normalise observations by their mean and standard deviation. A replay stores them unnormalised.",
-    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without data."""
         super().__post_init__()
         if not isinstance(self.dataset, str | Dataset | None):
             raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
-        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
-        make_rule(self.optimizer, self.optimizer_config)
 
     def build(self, env: Any = None, /, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
         """Return the algorithm, after checking that all fits.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Final
 
+from rl8x.algorithms.base import TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
-from rl8x.models import Model
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).
 _STORED: Final = 3 * 4
@@ -20,26 +18,9 @@ SEQ_LEN: Final = 4  # of recurrent models, where nobody gave it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(OnlineConfig):
+class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_grad_norm": 5.0}):
     """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, then discards it."""
 
-    model: str | type[Model] | Model | None = option(
-        None,
-        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class, or an instance, "
-        "a copy of which is trained from its weights. None: 'cnn' for images, else 'mlp'.",
-    )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model class, such as hidden_sizes=[64, 64].")
-    lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
-    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None,
-        "Learning rate over transitions: [[transitions, value], ...], constant between points, or {kind: interp, "
-        "points: [...]}, linear between them.",
-    )
-    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
-    optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
-    max_grad_norm: float | None = option(
-        5.0, "Gradients are clipped to this L2 norm over all weights. None: no clipping.", above=0.0
-    )
     num_sgd_iters: int = option(4, "Epochs over each rollout.", low=1)
     sgd_minibatch_size: int | None = option(
         None,
@@ -50,9 +31,6 @@ class OnPolicyConfig(OnlineConfig):
     shuffle_minibatches: bool = option(True, "Whether to shuffle the rollout before each epoch.")
     accumulate_grads: bool = option(
         False, "Whether to accumulate the gradients of an epoch's minibatches into one optimizer step."
-    )
-    normalize_observations: bool = option(
-        False, "Whether to normalise observations by their running mean and standard deviation."
     )
     seq_len: int | None = option(
         None,
@@ -69,8 +47,6 @@ class OnPolicyConfig(OnlineConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
-        make_rule(self.optimizer, self.optimizer_config)
         if self.seq_len is not None:
             self.check_seq_len(self.seq_len)
         transitions = self.num_envs * self.horizon
