@@ -22,10 +22,10 @@ from rl8x.algorithms.hyperparameters import (
     check_options,
     draw_seed,
     flatten_params,
+    given_for_nothing,
     option,
     part_seed,
     qualified_name,
-    replaced_by_schedules,
     resolve_device,
     scheduled,
     seeded,
@@ -200,7 +200,16 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         `build` warns of them. One at its default does not count as given.
         """
-        return replaced_by_schedules(self)
+        unused: dict[str, str] = {}
+        for name in scheduled(self):
+            if getattr(self, f"{name}_schedule") is not None and getattr(self, name) != self.schedule(name)(0):
+                clear = f"set {name}_schedule=None if a preset sets it"
+                why = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
+                unused |= given_for_nothing(self, [name], why)
+        for field in dataclasses.fields(self):
+            if field.metadata and (reason := field.metadata["idle"](self)):
+                unused |= given_for_nothing(self, [field.name], reason)
+        return unused
 
     def schedule(self, name: str) -> Schedule:
         """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value if that is None.

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
-from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.off_policy.actor_critic import weighted_mean
-from rl8x.algorithms.off_policy.config import OffPolicyConfig, bounds_of_no_atoms
+from rl8x.algorithms.off_policy.config import OffPolicyConfig, no_atoms
 from rl8x.algorithms.off_policy.learner import Learner, observed
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributed import ranks
@@ -68,7 +68,12 @@ class DQNConfig(
         0.05, "Probability of a random action (epsilon-greedy), once it has decayed.", low=0.0, high=1.0
     )
     epsilon_decay_steps: int = option(
-        10_000, "Transitions over which epsilon falls from 1 to its value, linearly; 0: none.", low=0
+        10_000,
+        "Transitions over which epsilon falls from 1 to its value, linearly; 0: none.",
+        low=0,
+        idle=lambda config: (
+            None if config.epsilon_schedule is None else "`epsilon_schedule` replaces it. Leave one of them out"
+        ),
     )
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
         None, "Epsilon over transitions, in the form of lr_schedule; replaces epsilon and epsilon_decay_steps."
@@ -84,6 +89,7 @@ class DQNConfig(
         "Delta of the Huber loss, also of quantiles. None: half the squared error, whose rare large errors at episode "
         "ends make learning unstable; with num_quantiles the absolute error.",
         above=0.0,
+        idle=lambda config: "the loss of atoms is a cross-entropy. Leave it out" if config.num_atoms > 1 else None,
     )
     num_atoms: int = option(
         1,
@@ -92,8 +98,8 @@ class DQNConfig(
         low=1,
         high=1000,
     )
-    v_min: float = option(-10.0, "Lowest atom: the smallest discounted return; must be less than v_max.")
-    v_max: float = option(10.0, "Highest atom: the largest discounted return.")
+    v_min: float = option(-10.0, "Lowest atom: the smallest discounted return; must be less than v_max.", idle=no_atoms)
+    v_max: float = option(10.0, "Highest atom: the largest discounted return.", idle=no_atoms)
     num_quantiles: int = option(
         1,
         "QR-DQN: quantiles of the return, without bounds (arXiv:1710.10044 has 200, with huber_delta 1); 1: the "
@@ -106,9 +112,9 @@ class DQNConfig(
         "Weight of the discrete CQL loss, logsumexp Q - Q(s, a), which lowers the values of actions that are not in "
         "the data (arXiv:2006.04779). For data sets.",
         low=0.0,
+        offline=True,
     )
 
-    needs_dataset: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.needs_dataset, "cql_coeff")
     fixed: ClassVar[tuple[str, ...]] = ("dueling", "num_quantiles", "num_atoms", "v_min", "v_max")
 
     def __post_init__(self) -> None:
@@ -136,14 +142,6 @@ class DQNConfig(
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio / ranks().size
         interval = self.target_interval * ratio.numerator  # in updates, times the denominator
         return self.tau if update * ratio.denominator % interval < ratio.denominator else 0.0
-
-    def without_effect(self) -> dict[str, str]:
-        """Return also what atoms, or a schedule, leave without effect, and their bounds if there are no atoms."""
-        why = "the loss of atoms is a cross-entropy. Leave it out"
-        unused = given_for_nothing(self, ["huber_delta"], why, where=self.num_atoms > 1)
-        why, where = "`epsilon_schedule` replaces it. Leave one of them out", self.epsilon_schedule is not None
-        unused |= given_for_nothing(self, ["epsilon_decay_steps"], why, where=where)
-        return super().without_effect() | bounds_of_no_atoms(self) | unused
 
 
 class DQN(Learner[DQNConfig], config=DQNConfig):

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -39,9 +39,12 @@ def option(
     high: float = math.inf,
     above: float = -math.inf,
     choices: Iterable[Any] = (),
+    offline: bool = False,
+    idle: Callable[[Any], str | None] = lambda config: None,
 ) -> T:
-    """Declare a hyperparameter."""
-    metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    """Declare a hyperparameter: `offline` is for data sets alone; `idle` says why it has no effect in a config."""
+    bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
+    metadata = {"help": help, **bounds, "offline": offline, "idle": idle}
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -120,10 +123,10 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
             raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
 
 
-def given_for_nothing(config: Any, names: Iterable[str], why: str, *, where: bool = True) -> dict[str, str]:
+def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
     """Return which of some hyperparameters were given, not at their defaults, as `name=value`, each with a reason."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    values = {name: getattr(config, name) for name in names if where}
+    values = {name: getattr(config, name) for name in names}
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
 
 
@@ -131,17 +134,6 @@ def scheduled(config: Any) -> list[str]:
     """Return the hyperparameters that have a schedule, `NAME_schedule`."""
     kinds = {field.name: kind_of(field) for field in dataclasses.fields(config)}
     return [name for name in kinds if "list[list[float]]" in kinds.get(f"{name}_schedule", "")]
-
-
-def replaced_by_schedules(config: Any) -> dict[str, str]:
-    """Return the constants that schedules replace and do not begin with, as `given_for_nothing` does."""
-    unused: dict[str, str] = {}
-    for name in scheduled(config):
-        where = getattr(config, f"{name}_schedule") is not None and getattr(config, name) != config.schedule(name)(0)
-        clear = f"set {name}_schedule=None if a preset sets it"
-        why = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
-        unused |= given_for_nothing(config, [name], why, where=where)
-    return unused
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms.base import LR, EnvFactory
-from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, REFUSED
@@ -132,6 +132,7 @@ class PPOConfig(
         False,
         "Whether to estimate advantages and targets of values anew before each epoch but the first, with the values of "
         "the present critic (arXiv:2006.05990). Observations before a reset are kept for it.",
+        idle=lambda config: "num_sgd_iters=1 has no second epoch" if config.num_sgd_iters == 1 else None,
     )
     normalize_rewards: bool = option(
         True, "Whether to divide rewards by the running standard deviation of the discounted return."
@@ -152,11 +153,6 @@ class PPOConfig(
     def gpu(cls, **given: Any) -> Self:
         """Return the config with values for thousands of copies on a GPU, but for what is given."""
         return cls.preset("gpu", **given)
-
-    def without_effect(self) -> dict[str, str]:
-        """Return the given hyperparameters that have no effect; see `AlgorithmConfig.without_effect`."""
-        why, where = "num_sgd_iters=1 has no second epoch", self.num_sgd_iters == 1
-        return super().without_effect() | given_for_nothing(self, ["recompute_advantages"], why, where=where)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that a rollout takes; see `OnPolicyConfig.rollout_bytes`."""

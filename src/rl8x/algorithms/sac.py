@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import PRESETS, Default, given_for_nothing, option
+from rl8x.algorithms.hyperparameters import PRESETS, Default, option
 from rl8x.algorithms.off_policy.actor_critic import (
     CRITIC_METRICS,
     Actor,
@@ -34,6 +34,11 @@ CQL_NOISE: Final = "cql_noise"
 """Key of a batch: noise of the actions that `cql_coeff` samples, `[3, cql_samples, batch_size, num_noise]`."""
 
 
+def _fixed_alpha(config: Any) -> str | None:
+    """Return why the options of a learned temperature have no effect, if it is fixed."""
+    return None if config.alpha is None else "`alpha` fixes the temperature. Leave one of them out"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SACConfig(ActorCriticConfig):
     """Hyperparameters of SAC.
@@ -46,44 +51,40 @@ class SACConfig(ActorCriticConfig):
         {}, "Keyword arguments of the squashed normal distribution, such as initial_std. Discrete actions take none."
     )
     alpha: float | None = option(None, "Fixed temperature, the weight of the entropy. None: learned.", low=0.0)
-    initial_alpha: float = option(1.0, "Initial value of a learned temperature.", above=0.0)
+    initial_alpha: float = option(1.0, "Initial value of a learned temperature.", above=0.0, idle=_fixed_alpha)
     target_entropy: float | None = option(
         None,
         "Target entropy of a learned temperature, in nats, for actions scaled to [-1, 1]. None: minus the number of "
         "dimensions; for discrete actions target_entropy_frac * log(n), n being the number of actions that the mask "
         "allows.",
+        idle=_fixed_alpha,
     )
     target_entropy_frac: float = option(
         0.98,
         "Target entropy for discrete actions, as a fraction of the largest entropy (arXiv:1910.07207).",
         low=0.0,
         high=1.0,
+        idle=_fixed_alpha,
     )
     cql_coeff: float = option(
         0.0,
         "Weight of the CQL penalty in the critics' loss, which lowers the values of actions that are not in the data "
         "(arXiv:2006.04779). For data sets.",
         low=0.0,
+        offline=True,
     )
     cql_samples: int = option(
         10,
         "Sampled actions of each kind (uniform, the policy's at s and at s') that estimate the integral of the CQL "
         "penalty; discrete actions need none.",
         low=1,
+        offline=True,
     )
-
-    needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
 
     @classmethod
     def gpu(cls, **given: Any) -> Self:
         """Return the config with FastSAC's values, for many copies on a GPU, but for what is given."""
         return cls.preset("gpu", **given)
-
-    def without_effect(self) -> dict[str, str]:
-        """Return also the options of a learned temperature, if it is fixed."""
-        names = ("initial_alpha", "target_entropy", "target_entropy_frac")
-        why = "`alpha` fixes the temperature. Leave one of them out"
-        return super().without_effect() | given_for_nothing(self, names, why, where=self.alpha is not None)
 
 
 class Temperature(nn.Module):

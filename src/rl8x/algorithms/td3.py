@@ -55,18 +55,14 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
         "dimensions) here (arXiv:2106.06860); ReBRAC's beta_1 is the same number (arXiv:2305.09836). None: no "
         "cloning, values unscaled. For data sets.",
         low=0.0,
+        offline=True,
     )
     critic_bc_coeff: float = option(
         0.0,
         "ReBRAC's beta_2: weight of the same distance, for the next action, subtracted from the next value in the "
         "target. For data sets.",
         low=0.0,
-    )
-
-    needs_dataset: ClassVar[tuple[str, ...]] = (
-        *ActorCriticConfig.needs_dataset,
-        "actor_bc_coeff",
-        "critic_bc_coeff",
+        offline=True,
     )
 
     @classmethod

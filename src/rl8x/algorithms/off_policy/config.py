@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, TrainedConfig
-from rl8x.algorithms.hyperparameters import Default, given_for_nothing, option
+from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
 from rl8x.envs import Env
@@ -32,7 +32,7 @@ class LearnerConfig(TrainedConfig):
         "in Python a Dataset.",
     )
     updates_per_step: int = option(
-        100, "Gradient updates per step of the trainer, when learning from a data set.", low=1
+        100, "Gradient updates per step of the trainer, when learning from a data set.", low=1, offline=True
     )
     batch_size: int = option(256, "Transitions per batch.", low=1)
 
@@ -115,6 +115,11 @@ class ValueConfig(LearnerConfig):
         return 0.0 if update % self.target_interval else self.tau
 
 
+def _drawn_uniformly(config: Any) -> str | None:
+    """Return why priorities have no effect, if there are none."""
+    return None if config.prioritized else "transitions are drawn uniformly. Give prioritized=True, or leave it out"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(ValueConfig, OnlineConfig):
     """Hyperparameters of every algorithm that learns from a replay; a step makes the updates due for its horizon."""
@@ -156,34 +161,33 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         False,
         "Whether to sample transitions in proportion to their last TD errors (prioritised replay, arXiv:1511.05952).",
     )
-    priority_alpha: float = option(0.6, "Exponent of the priorities: 0 samples uniformly.", low=0.0, high=1.0)
+    priority_alpha: float = option(
+        0.6, "Exponent of the priorities: 0 samples uniformly.", low=0.0, high=1.0, idle=_drawn_uniformly
+    )
     priority_beta: float = option(
-        0.4, "Exponent of the importance weights: 1 corrects fully for prioritised sampling.", low=0.0, high=1.0
+        0.4,
+        "Exponent of the importance weights: 1 corrects fully for prioritised sampling.",
+        low=0.0,
+        high=1.0,
+        idle=_drawn_uniformly,
     )
     priority_beta_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "priority_beta over transitions, in the form of lr_schedule; replaces it."
+        None, "priority_beta over transitions, in the form of lr_schedule; replaces it.", idle=_drawn_uniformly
     )
 
     resets_once: ClassVar[bool] = True
-    needs_dataset: ClassVar[tuple[str, ...]] = ("updates_per_step",)
-    """Options that an environment has no use for."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
         self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
-    def without_effect(self) -> dict[str, str]:
-        """Return those of the priorities too, where transitions are drawn uniformly."""
-        names = ("priority_alpha", "priority_beta", "priority_beta_schedule")
-        why = "transitions are drawn uniformly. Give prioritized=True, or leave it out"
-        return super().without_effect() | given_for_nothing(self, names, why, where=not self.prioritized)
-
     def check_source(self) -> None:
         """Raise a `ValueError` at options of collecting beside a data set, and at those that need one without it."""
         fields = {field.name: field for field in dataclasses.fields(self)}
         if self.dataset is None:
-            names, why = list(self.needs_dataset), "needs a data set: give `dataset`, or leave it out"
+            names = [name for name, field in fields.items() if field.metadata.get("offline")]
+            why = "needs a data set: give `dataset`, or leave it out"
         else:
             names, why = collecting_options(), "is about an environment or a replay: leave it out with a data set"
         for name in names:
@@ -229,10 +233,9 @@ def collecting_options() -> list[str]:
     return [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
 
 
-def bounds_of_no_atoms(config: Any) -> dict[str, str]:
-    """Return `v_min` and `v_max` where they were given and there are no atoms, as `given_for_nothing` does."""
-    why = "there are no atoms. Give num_atoms, such as 51, or leave it out"
-    return given_for_nothing(config, ("v_min", "v_max"), why, where=config.num_atoms == 1)
+def no_atoms(config: Any) -> str | None:
+    """Return why bounds of atoms have no effect, if there are no atoms."""
+    return "there are no atoms. Give num_atoms, such as 51, or leave it out" if config.num_atoms == 1 else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,8 +261,8 @@ class ActorCriticConfig(OffPolicyConfig):
         low=1,
         high=1000,
     )
-    v_min: float = option(-5.0, "Lowest atom; must be less than v_max.")
-    v_max: float = option(5.0, "Highest atom.")
+    v_min: float = option(-5.0, "Lowest atom; must be less than v_max.", idle=no_atoms)
+    v_max: float = option(5.0, "Highest atom.", idle=no_atoms)
     return_bound: float | None = option(
         None,
         "Scale rewards in updates so that discounted returns lie within plus and minus this; atoms from -5 to 5 then "
@@ -274,10 +277,6 @@ class ActorCriticConfig(OffPolicyConfig):
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
 
     fixed: ClassVar[tuple[str, ...]] = ("return_bound", "num_atoms", "v_min", "v_max")
-
-    def without_effect(self) -> dict[str, str]:
-        """Return the bounds of atoms too, where there are none."""
-        return super().without_effect() | bounds_of_no_atoms(self)
 
     def check_source(self) -> None:
         """Raise also if `return_bound` is given beside a data set, whose returns are not measured."""
