@@ -10,7 +10,7 @@ from tests.algorithms.test_conformance import EACH, build, train, weights
 from tests.probes import traced_only, weights_of
 
 from rl8x import MemoryTracker, Trainer, keys
-from rl8x.algorithms.base import LR, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, AlgorithmConfig, GenericAlgorithmBase
 
 CASES = [*EACH, "ppo, gru", "sac from data", "td3 from data"]
 
@@ -69,7 +69,7 @@ class Idle(GenericAlgorithmBase):
     ("make", "message"),
     [
         (lambda: build("dqn, schedules"), "the learning rate follows `lr_schedule`, which set_lr would break"),
-        (lambda: object.__new__(Idle), "Idle has no learning rate"),
+        (lambda: Idle(AlgorithmConfig(device="cpu"), None, 0), "Idle has no learning rate"),
     ],
 )
 def test_where_no_rate_can_be_set_it_is_said(make, message):

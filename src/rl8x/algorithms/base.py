@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
+import gymnasium
 import torch
 from torch import nn
 
@@ -34,6 +35,7 @@ from rl8x.algorithms.hyperparameters import (
 from rl8x.algorithms.memory_check import allocations_refused
 from rl8x.algorithms.optimizer import OPTIMIZERS, FlatOptimizer, make_rule
 from rl8x.distributed import ranks
+from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
@@ -45,6 +47,7 @@ from rl8x.schedules import Schedule
 from rl8x.spaces import leaves
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
+PolicyT = TypeVar("PolicyT", bound=Policy)
 EnvFactory = Callable[..., Env]
 
 
@@ -280,6 +283,16 @@ class TrainedConfig(AlgorithmConfig):
         make_rule(self.optimizer, self.optimizer_config)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig(TrainedConfig):
+    """Hyperparameters of every algorithm whose policy may have any distribution."""
+
+    distribution: str | type[Distribution] | None = option(
+        None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
+    )
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
+
+
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """An algorithm: `collect()` gathers experience, if there is an environment, and `step()` learns.
 
@@ -298,10 +311,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         device: Device of environment, policy and update.
         execution: Runs the programs.
         horizons: Plays the policy in the environment; None without one.
-        lr_schedule: The learning rate by the clock; None if the algorithm has none.
         metrics: Names of the metrics that `step()` returns, as they are logged.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
         optimizers: What updates the weights.
         policy: The trained policy.
+        schedules: Hyperparameters by the clock, such as `lr`, by name.
         state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
     """
 
@@ -312,10 +327,11 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     trains_by_copy: ClassVar[bool] = False
     """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
 
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
     policy: Policy
     optimizers: Sequence[FlatOptimizer] = ()
     horizons: Horizons | None = None
-    lr_schedule: Schedule | None = None
     state_reset_every: int = 0
     _lr: float | None = None
     _model_draws = False
@@ -329,10 +345,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def __init__(self, config: ConfigT, env: Env | None, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.config = config
         self.env = env
+        if env is not None:
+            self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.env_factory = env_factory
         self.seed = seed
         self.device = resolve_device(config.device) if env is None else env.device
         self.execution = Execution(config.execution, config.precision, self.device, waits=config.seed is not None)
+        self.schedules = {name: config.schedule(name) for name in scheduled(config)}
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
         self.clock = keys.UPDATES if env is None else keys.ENV_STEPS
 
@@ -351,6 +370,29 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         refuse_inference_mode()
         for optimizer in self.optimizers:
             optimizer.rejoin(trains=trains)
+
+    # -- building, by a `TrainedConfig`
+
+    def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
+        """Return a policy of the config's model, and of its distribution, if it names one.
+
+        Args:
+            kind: Its class.
+            options: More keyword arguments of that.
+        """
+        names = ("model", "model_config", "normalize_observations", "distribution", "distribution_config")
+        given = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
+        return kind(self.observation_space, self.action_space, **given | options)
+
+    def make_optimizer(self, module: nn.Module) -> FlatOptimizer:
+        """Return the config's optimizer of a module's weights, which become views of one vector.
+
+        Args:
+            module: The module, on the device.
+        """
+        config: Any = self.config
+        rule = make_rule(config.optimizer, config.optimizer_config)
+        return FlatOptimizer(module, rule, lr=self.schedules["lr"](0), max_grad_norm=config.max_grad_norm)
 
     # -- experience
 
@@ -454,7 +496,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             lr: The rate, at least 0; None goes back to the config's. A `ValueError` beside a schedule.
         """
-        if self.lr_schedule is None:
+        if "lr" not in self.schedules:
             raise ValueError(f"{type(self).__name__} has no learning rate that could be set.")
         if lr is not None:
             if isinstance(lr, bool) or not isinstance(lr, numbers.Real):
@@ -465,7 +507,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
                 raise ValueError("the learning rate follows `lr_schedule`, which set_lr would break: use one of them.")
         self._lr = None if lr is None else float(lr)
         # Updates read the rate from a tensor, which every step fills by the schedule, however they are executed.
-        self.lr_schedule = self.config.schedule("lr") if lr is None else Schedule.make(self._lr)
+        self.schedules["lr"] = self.config.schedule("lr") if lr is None else Schedule.make(self._lr)
 
     @property
     def _has_schedule(self) -> bool:
@@ -550,7 +592,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore what no update changes: the counters, and a learning rate that was set."""
         self.counters.update(state["counters"])
-        if self.lr_schedule is not None and not self._has_schedule:
+        if "lr" in self.schedules and not self._has_schedule:
             self.set_lr(state["lr"])
 
     def join(self, state: Mapping[str, Any]) -> None:
@@ -585,10 +627,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         params: dict[str, Any] = {"algorithm": type(self).__name__}
         for field in dataclasses.fields(self.config):
             params.update(flatten_params(field.name, getattr(self.config, field.name)))
-        for name in scheduled(self.config) if self.env is not None else ():
-            params[f"{name}_schedule"] = self.config.schedule(name).to_dict()
-        if self.lr_schedule is not None:
-            params["lr_schedule"] = self.lr_schedule.to_dict()
+        for name, schedule in self.schedules.items():
+            if name == "lr" or self.env is not None:
+                params[f"{name}_schedule"] = schedule.to_dict()
         params.update(
             seed=self.seed,
             device=str(self.device),

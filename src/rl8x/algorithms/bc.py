@@ -9,26 +9,20 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.base import PolicyConfig
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import Learner, observed, recorded_actions
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch
-from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BCConfig(LearnerConfig):
+class BCConfig(LearnerConfig, PolicyConfig):
     """Hyperparameters of behaviour cloning.
 
     Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
     """
-
-    distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path or a class. None: chosen by the action space."
-    )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
 
 class BC(Learner[BCConfig], config=BCConfig):
@@ -41,8 +35,7 @@ class BC(Learner[BCConfig], config=BCConfig):
 
     def make_policy(self) -> Policy:
         """Return the policy; its critic is not trained."""
-        kind = {"distribution": self.config.distribution, "distribution_config": self.config.distribution_config}
-        return self.policy_of(Policy, **kind, hidden=critic_only(self.observation_space))
+        return self.policy_of(Policy, hidden=critic_only(self.observation_space))
 
     def make_nets(self) -> None:
         """Add the policy."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, PolicyConfig
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
@@ -57,7 +57,7 @@ PLAYED: Final = "monitors/teacher_share"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillationConfig(OnPolicyConfig):
+class DistillationConfig(OnPolicyConfig, PolicyConfig):
     """Hyperparameters of distillation.
 
     Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1.
@@ -96,12 +96,6 @@ class DistillationConfig(OnPolicyConfig):
         "Whether to sample the student's actions while collecting, rather than take the most likely ones. None: "
         "unless the loss is 'mse', which does not train standard deviations.",
     )
-    distribution: str | type[Distribution] | None = option(
-        None,
-        "The student's action distribution: a built-in name, a dotted path, or a class. None: chosen by the action "
-        "space.",
-    )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -165,17 +159,9 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             theirs, ours = map(describe_space, spaces_of)
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
         built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
-        return Student(
-            space,
-            self.env.single_action_space,
-            model=config.model,
-            # Its value is not used: drop the layers that only the value needs.
-            model_config={**({"shared": True} if built_in else {}), **config.model_config},
-            distribution=config.distribution,
-            distribution_config=config.distribution_config,
-            normalize_observations=config.normalize_observations,
-            hidden=_hidden(space, config.teacher_obs),
-        )
+        # Its value is not used: drop the layers that only the value needs.
+        model_config = {**({"shared": True} if built_in else {}), **config.model_config}
+        return self.policy_of(Student, model_config=model_config, hidden=_hidden(space, config.teacher_obs))
 
     @functools.cached_property
     def loss(self) -> str:
@@ -261,7 +247,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """Collect a rollout with student and teacher."""
         if not self.has_teacher:  # no checkpoint has provided it
             self.load_teacher(read_weights(self.config.teacher, self.device))
-        self.guided.beta.fill_(self.config.schedule("beta")(self.counters[self.clock]))
+        self.guided.beta.fill_(self.schedules["beta"](self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:

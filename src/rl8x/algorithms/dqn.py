@@ -14,14 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.off_policy.actor_critic import weighted_mean
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, no_atoms
 from rl8x.algorithms.off_policy.learner import Learner, observed
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributed import ranks
-from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.models.base import default_model
 from rl8x.q_values import QPolicy, check_discrete
@@ -157,10 +155,6 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
 
     policy: QPolicy
 
-    def __init__(self, config: DQNConfig, env: Env | None, seed: int, env_factory: EnvFactory | None = None) -> None:
-        self.epsilon_schedule = config.schedule("epsilon")
-        super().__init__(config, env, seed, env_factory)
-
     def check_spaces(self) -> None:
         """Raise if the action space is not discrete."""
         check_discrete("DQN", self.action_space, "PPO")
@@ -186,7 +180,7 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
     @contextlib.contextmanager
     def exploring(self, *, warms_up: bool) -> Iterator[dict[str, Number]]:
         """Set epsilon, the probability of random actions."""
-        epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
+        epsilon = 1.0 if warms_up else self.schedules["epsilon"](self.counters[self.clock])
         self.policy.distribution.set_epsilon(epsilon)
         yield {EPSILON: epsilon}
 

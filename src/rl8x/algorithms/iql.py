@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from rl8x import keys
+from rl8x.algorithms.base import PolicyConfig
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig
 from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed, recorded_actions
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch
-from rl8x.distributions import Distribution
 from rl8x.models.layers import INITS
 from rl8x.policy import Policy
 from rl8x.spaces import describe_space
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IQLConfig(ValueConfig):
+class IQLConfig(ValueConfig, PolicyConfig):
     """Hyperparameters of implicit Q-learning.
 
     Source: Kostrikov et al. 2022, arXiv:2110.06169.
@@ -47,10 +47,6 @@ class IQLConfig(ValueConfig):
     critic_init: str = option(
         "orthogonal", "How the critics' weights begin: orthogonal, or uniform within 1 / sqrt(inputs).", choices=INITS
     )
-    distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path or a class. None: chosen by the action space."
-    )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
 
 
 class PolicyAndValue(nn.Module):
@@ -97,8 +93,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
 
     def make_policy(self) -> Policy:
         """Return the policy; its model's values are V."""
-        kind = {"distribution": self.config.distribution, "distribution_config": self.config.distribution_config}
-        return self.policy_of(Policy, **kind)
+        return self.policy_of(Policy)
 
     def make_nets(self) -> None:
         """Add policy and value as one network, and two critics with a target network."""

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.base import LR, EnvFactory, PolicyConfig
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, REFUSED
 from rl8x.algorithms.optimizer import AdaptiveRate
-from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
@@ -62,6 +61,7 @@ def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(
     OnPolicyConfig,
+    PolicyConfig,
     defaults={
         "horizon": 64,
         "max_grad_norm": 0.5,
@@ -90,10 +90,6 @@ class PPOConfig(
         "transitions: [[transitions, value], ...], constant between points, or {kind: interp, points: [...]}, linear "
         "between them. None: lr, constant.",
     )
-    distribution: str | type[Distribution] | None = option(
-        None, "Action distribution: a built-in name, a dotted path, or a class. None: chosen by the action space."
-    )
-    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution class.")
     gamma: float = option(0.99, "Discount factor of future rewards.", low=0.0, high=1.0)
     gae_lambda: float = option(
         0.95,
@@ -200,7 +196,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         super().__init__(config, env, seed, env_factory)
         if config.adaptive_rate is not None:
             self.policy.show_params()
-        self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(env.num_envs, device=self.device)
         values = self.policy.value_moments
@@ -213,8 +208,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def make_policy(self) -> Policy:
         """Build the policy, with torch's global generator seeded."""
-        config, observation_space = self.config, self.env.single_observation_space
-        name = default_model(observation_space) if config.model is None else config.model
+        config = self.config
+        name = default_model(self.observation_space) if config.model is None else config.model
         model_config = config.model_config if name != "mlp" else SMALL | config.model_config
         if model_config.get("separate"):
             if self.env.team is None:
@@ -223,16 +218,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
                     f"{type(self.env.unwrapped).__name__} has one agent: leave it out."
                 )
             model_config = model_config | {"separate": self.env.num_agents}
-        return Policy(
-            observation_space,
-            self.env.single_action_space,
-            model=name,
-            model_config=model_config,
-            distribution=config.distribution,
-            distribution_config=config.distribution_config,
-            normalize_observations=config.normalize_observations,
-            normalize_values=config.normalize_values,
-        )
+        options = {"model": name, "model_config": model_config, "normalize_values": config.normalize_values}
+        return self.policy_of(Policy, **options)
 
     # -- learning
 
@@ -398,7 +385,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def coefficient(self, now: int) -> float:
         """Return the entropy's weight at the clock."""
-        return self.entropy_schedule(now)
+        return self.schedules["entropy_coeff"](now)
 
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients beside the learning rate, by the names of metrics."""

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.base import LR
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.discrete import pick
-from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import explained_variance, generalized_advantages
@@ -89,24 +88,14 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     metrics: tuple[str, ...] = (*PQN_LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
     policy: QPolicy
 
-    def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        self.epsilon_schedule = config.schedule("epsilon")
-        super().__init__(config, env, seed, env_factory)
-
     def make_policy(self) -> QPolicy:
         """Build the policy, with torch's global generator seeded."""
-        config, env = self.config, self.env
-        check_discrete("PQN", env.single_action_space, "PPO")
-        name = default_model(env.single_observation_space) if config.model is None else config.model
+        config = self.config
+        check_discrete("PQN", self.action_space, "PPO")
+        name = default_model(self.observation_space) if config.model is None else config.model
         layer_norm = {"layer_norm": True} if name in ("mlp", "cnn") else {}
-        return QPolicy(
-            env.single_observation_space,
-            env.single_action_space,
-            model=name,
-            model_config=layer_norm | config.model_config,
-            dueling=config.dueling,
-            normalize_observations=config.normalize_observations,
-        )
+        model_config = layer_norm | config.model_config
+        return self.policy_of(QPolicy, model=name, model_config=model_config, dueling=config.dueling)
 
     @property
     def slot(self) -> Slot:
@@ -120,7 +109,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Collect a rollout, with the scheduled epsilon."""
-        self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
+        self.policy.distribution.set_epsilon(self.schedules["epsilon"](self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def learn(self) -> Tensor:

@@ -186,7 +186,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
         kind = Categorical if self.is_discrete else SquashedNormal
-        return self.policy_of(Actor, distribution=kind, distribution_config=self.config.distribution_config)
+        return self.policy_of(Actor, distribution=kind)
 
     def make_nets(self) -> None:
         """Add the critics with a target network, the policy, and the temperature unless it is fixed."""

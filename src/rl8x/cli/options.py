@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
-from rl8x.algorithms.base import TrainedConfig
+from rl8x.algorithms.base import PolicyConfig, TrainedConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
@@ -33,6 +33,7 @@ _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     TrainedConfig: "Every algorithm that trains a model",
+    PolicyConfig: "Every algorithm whose policy has any distribution",
     OnlineConfig: "Every algorithm with an environment",
     OnPolicyConfig: "Every algorithm that learns from rollouts",
     LearnerConfig: "Every algorithm that learns from stored transitions",

@@ -21,7 +21,7 @@ from rl8x import HitsUpperBound, NullTracker, Trainer
 from rl8x.algorithms import DQN, DQNConfig
 from rl8x.algorithms.off_policy.sources import collected_stats
 from rl8x.algorithms.off_policy.updates import Nets, update_stats
-from rl8x.algorithms.optimizer import make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.rollouts.statistics import on_host
@@ -287,7 +287,7 @@ def perceptron(seed=0):
 
 def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
     nets = Nets(nn.Linear(1, 1))
-    nets.add("q", perceptron(), make_rule("adam", {}), lr=0.01)
+    nets.trained["q"] = FlatOptimizer(perceptron(), make_rule("adam", {}), lr=0.01)
     nets.add_target("target", of="q")
     before = [tensor.clone() for tensor in nets.state]
     saved = nets.state_dict()["modules"]["q"]
@@ -307,7 +307,7 @@ def test_what_is_the_policys_is_saved_with_it():
     policy, critic = perceptron(), perceptron(1)
     nets = Nets(policy)
     for name, module in (("actor", policy), ("critic", critic)):
-        nets.add(name, module, make_rule("adam", {}), lr=0.1)
+        nets.trained[name] = FlatOptimizer(module, make_rule("adam", {}), lr=0.1)
     modules = nets.state_dict()["modules"]
     assert modules["actor"] == {}
     assert modules["critic"].keys() == critic.state_dict().keys()

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ from rl8x.algorithms.off_policy.updates import (
     UpdateResult,
     update_stats,
 )
-from rl8x.algorithms.optimizer import check_same, make_rule
+from rl8x.algorithms.optimizer import check_same
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.envs.team import Team
@@ -53,11 +52,9 @@ from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.statistics import Number, Stats, on_host
-from rl8x.schedules import Schedule
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
-PolicyT = TypeVar("PolicyT", bound=Policy)
 
 TAU: Final = "tau"
 """Key of a batch: tau of the target networks after the update, 0-d; 0 leaves them unchanged."""
@@ -94,8 +91,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         explore_metrics: Names of the metrics that `exploring` gives.
         cycle: What each update does, in turn; the last has all phases.
         dataset: The data set, as it was read; None with an environment.
-        observation_space: Space of one observation.
-        action_space: Space of one action.
         nets: The networks of an update.
         source: What is learned from.
     """
@@ -104,9 +99,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     explore_metrics: ClassVar[tuple[str, ...]] = ()
     of_rank: ClassVar[tuple[str, ...]] = ("generator",)
 
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
-    lr_schedule: Schedule
     source: Source
 
     def __init__(
@@ -114,10 +106,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     ) -> None:
         super().__init__(config, env, seed, env_factory)
         self.dataset = read_dataset(type(self).__name__, config) if env is None else None
-        if env is not None:
-            self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        else:
-            assert self.dataset is not None
+        if self.dataset is not None:
             assert self.dataset.observation_space is not None
             assert self.dataset.action_space is not None
             self.observation_space, self.action_space = self.dataset.observation_space, self.dataset.action_space
@@ -136,7 +125,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.optimizers = [*self.nets.trained.values()]
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
-        self.lr_schedule = config.schedule("lr")
         self.cycle = self.make_cycle()
         self._prepared = False
         self.source = self._make_source()
@@ -247,18 +235,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     # -- building
 
-    def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
-        """Return a policy of the config's model.
-
-        Args:
-            kind: Its class.
-            options: More keyword arguments of that.
-        """
-        config = self.config
-        given: dict[str, Any] = {"model": config.model, "model_config": config.model_config}
-        given |= {"normalize_observations": config.normalize_observations}
-        return kind(self.observation_space, self.action_space, **given | options)
-
     def add_net(self, name: str, module: torch.nn.Module) -> None:
         """Add a network that is trained with the config's optimizer.
 
@@ -266,10 +242,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             name: Its name in `nets`.
             module: The network, on any device.
         """
-        config = self.config
-        rule = make_rule(config.optimizer, config.optimizer_config)
-        module = module.to(self.device)
-        self.nets.add(name, module, rule, lr=config.schedule("lr")(0), max_grad_norm=config.max_grad_norm)
+        self.nets.trained[name] = self.make_optimizer(module.to(self.device))
 
     # -- collecting and learning
 
@@ -291,7 +264,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     def step(self) -> Stats:
         """Make the updates that are due; if none is, the step's row has no losses."""
         self.make_ready()
-        lr = self.lr_schedule(self.counters[self.clock])
+        lr = self.schedules["lr"](self.counters[self.clock])
         self.nets.set_lr(lr)
         rows, threads = [], self.execution.threads.for_work(self._work)
         with threads, flushed_denormals(self.device), self.model_draws():

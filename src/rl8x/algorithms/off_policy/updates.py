@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rl8x.algorithms.horizons import updates_not_finite
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, check_same
+from rl8x.algorithms.optimizer import FlatOptimizer, check_same
 from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram
@@ -86,10 +86,6 @@ class Nets:
         self.trained: dict[str, FlatOptimizer] = {}
         self.targets: dict[str, tuple[str, Tensor]] = {}
         self._policy = policy
-
-    def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
-        """Add a trained network; the module's weights become views of one vector."""
-        self.trained[name] = FlatOptimizer(module, rule, lr=lr, max_grad_norm=max_grad_norm)
 
     def add_target(self, name: str, *, of: str) -> None:
         """Add a target network of a named network: the same module with a copy of its weights."""

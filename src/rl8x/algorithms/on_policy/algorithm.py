@@ -23,7 +23,7 @@ from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
-from rl8x.algorithms.optimizer import FlatOptimizer, check_same, make_rule
+from rl8x.algorithms.optimizer import check_same
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.envs.parameters import AnyEnvConfig
@@ -32,7 +32,6 @@ from rl8x.execution.execution import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
-from rl8x.schedules import Schedule
 from rl8x.trees import names_of
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
@@ -74,7 +73,6 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
     env: Env
     horizons: Horizons
-    lr_schedule: Schedule
 
     def __init__(self, config: OnPolicyConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
@@ -102,9 +100,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.horizons = config.make_horizons(self, self.acting, **options)
         exact = rounded_parts(keys.OBS, env.single_observation_space)
         self.pack = SequencePack(config.horizon, env.num_envs, self.seq_len, exact)
-        self.lr_schedule = config.schedule("lr")
-        rule = make_rule(config.optimizer, config.optimizer_config)
-        self.optimizer = FlatOptimizer(self.policy, rule, lr=self.lr_schedule(0), max_grad_norm=config.max_grad_norm)
+        self.optimizer = self.make_optimizer(self.policy)
         self.optimizers = (self.optimizer,)
         self.updater = OnPolicyUpdater(
             self.policy,
@@ -254,7 +250,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         if not self.fresh:
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False
-        lr: Number = self.lr_schedule(self.counters[self.clock])
+        lr: Number = self.schedules["lr"](self.counters[self.clock])
         if not self.updater.adapts:
             self.optimizer.lr.fill_(lr)
         measured = self.learn()
