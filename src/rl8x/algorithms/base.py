@@ -10,6 +10,7 @@ import numbers
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import gymnasium
@@ -39,7 +40,7 @@ from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
-from rl8x.models.base import Model, TrainingEffects
+from rl8x.models.base import Model, TrainingEffects, default_model
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
@@ -373,16 +374,21 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     # -- building, by a `TrainedConfig`
 
-    def policy_of(self, kind: type[PolicyT], **options: Any) -> PolicyT:
+    def policy_of(
+        self, kind: type[PolicyT], defaults: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}), **options: Any
+    ) -> PolicyT:
         """Return a policy of the config's model, and of its distribution, if it names one.
 
         Args:
             kind: Its class.
-            options: More keyword arguments of that.
+            defaults: Arguments that models have where `model_config` says nothing, by their names.
+            options: More keyword arguments of the class.
         """
         names = ("model", "model_config", "normalize_observations", "distribution", "distribution_config")
-        given = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)}
-        return kind(self.observation_space, self.action_space, **given | options)
+        given = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)} | options
+        model = default_model(self.observation_space) if given["model"] is None else given["model"]
+        given["model_config"] = {**defaults.get(model, {}), **given["model_config"]}
+        return kind(self.observation_space, self.action_space, **given)
 
     def make_optimizer(self, module: nn.Module) -> FlatOptimizer:
         """Return the config's optimizer of a module's weights, which become views of one vector.

@@ -153,15 +153,14 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     def make_policy(self) -> Student:
         """Build the student, with torch's global generator seeded."""
-        config, space = self.config, self.env.single_observation_space
+        space = self.env.single_observation_space
         spaces_of = self.teacher.action_space, self.env.single_action_space
         if spaces_of[0] != spaces_of[1]:
             theirs, ours = map(describe_space, spaces_of)
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
-        built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
         # Its value is not used: drop the layers that only the value needs.
-        model_config = {**({"shared": True} if built_in else {}), **config.model_config}
-        return self.policy_of(Student, model_config=model_config, hidden=_hidden(space, config.teacher_obs))
+        shared = {name: {"shared": True} for name in BUILTIN}
+        return self.policy_of(Student, shared, hidden=_hidden(space, self.config.teacher_obs))
 
     @functools.cached_property
     def loss(self) -> str:

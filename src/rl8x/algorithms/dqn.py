@@ -21,7 +21,6 @@ from rl8x.algorithms.off_policy.learner import Learner, observed
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
 from rl8x.distributed import ranks
 from rl8x.functional import project
-from rl8x.models.base import default_model
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number
 from rl8x.schedules import Schedule
@@ -162,11 +161,9 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
     def make_policy(self) -> QPolicy:
         """Return an epsilon-greedy policy over values of actions."""
         config = self.config
-        name = default_model(self.observation_space) if config.model is None else config.model
         return self.policy_of(
             QPolicy,
-            model=name,
-            model_config=config.model_config if name != "mlp" else STABLE | config.model_config,
+            {"mlp": STABLE},
             dueling=config.dueling,
             num_outputs=max(config.num_atoms, config.num_quantiles),
             support=(config.v_min, config.v_max) if config.num_atoms > 1 else None,

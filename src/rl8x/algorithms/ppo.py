@@ -27,7 +27,7 @@ from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.models import State
-from rl8x.models.base import TrainingEffects, default_model
+from rl8x.models.base import TrainingEffects
 from rl8x.policy import Act, Evaluation, Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, actor_critic
@@ -208,18 +208,15 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def make_policy(self) -> Policy:
         """Build the policy, with torch's global generator seeded."""
-        config = self.config
-        name = default_model(self.observation_space) if config.model is None else config.model
-        model_config = config.model_config if name != "mlp" else SMALL | config.model_config
-        if model_config.get("separate"):
+        options: dict[str, Any] = {"normalize_values": self.config.normalize_values}
+        if self.config.model_config.get("separate"):
             if self.env.team is None:
                 raise ValueError(
                     "`model_config.separate` gives each agent weights of its own, and a copy of "
                     f"{type(self.env.unwrapped).__name__} has one agent: leave it out."
                 )
-            model_config = model_config | {"separate": self.env.num_agents}
-        options = {"model": name, "model_config": model_config, "normalize_values": config.normalize_values}
-        return self.policy_of(Policy, **options)
+            options["model_config"] = self.config.model_config | {"separate": self.env.num_agents}
+        return self.policy_of(Policy, {"mlp": SMALL}, **options)
 
     # -- learning
 

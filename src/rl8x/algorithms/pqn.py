@@ -23,7 +23,6 @@ from rl8x.distributions.discrete import pick
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.functional import explained_variance, generalized_advantages
-from rl8x.models.base import default_model
 from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
@@ -90,12 +89,9 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     def make_policy(self) -> QPolicy:
         """Build the policy, with torch's global generator seeded."""
-        config = self.config
         check_discrete("PQN", self.action_space, "PPO")
-        name = default_model(self.observation_space) if config.model is None else config.model
-        layer_norm = {"layer_norm": True} if name in ("mlp", "cnn") else {}
-        model_config = layer_norm | config.model_config
-        return self.policy_of(QPolicy, model=name, model_config=model_config, dueling=config.dueling)
+        normalised = {name: {"layer_norm": True} for name in ("mlp", "cnn")}
+        return self.policy_of(QPolicy, normalised, dueling=self.config.dueling)
 
     @property
     def slot(self) -> Slot:

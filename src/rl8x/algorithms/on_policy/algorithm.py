@@ -204,9 +204,11 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps of one `step()`, unless a KL limit ends them early."""
-        config = self.config
-        whole = config.sgd_minibatch_size is None or config.accumulate_grads
-        return config.updates_per_step * (1 if whole else self.env.num_agents // self.policy.num_separate)
+        config, size = self.config, self.config.sgd_minibatch_size
+        if size is None or config.accumulate_grads:
+            return config.num_sgd_iters
+        minibatches = config.num_envs * config.horizon // size
+        return config.num_sgd_iters * minibatches * (self.env.num_agents // self.policy.num_separate)
 
     @property
     def seconds_per_step(self) -> float:

@@ -82,13 +82,6 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
         wanted = max(default, transitions // _MOST_MINIBATCHES)
         return unit * nearest_divisor(transitions // unit, round(wanted / unit))
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps of one `step()`, unless a KL limit ends them early."""
-        size = self.sgd_minibatch_size
-        minibatches = 1 if size is None or self.accumulate_grads else self.num_envs * self.horizon // size
-        return self.num_sgd_iters * minibatches
-
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that a rollout takes, including its packed copy for the updates."""
         stored = super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * _STORED
