@@ -40,7 +40,7 @@ from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
-from rl8x.models.base import Model, TrainingEffects, default_model
+from rl8x.models.base import BUILTIN, Model, TrainingEffects, default_model
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
@@ -70,6 +70,9 @@ _ONCE: Final = {
     "env": "build another algorithm, config.build(env)",
     "config": "build another algorithm of another config, or resume the run with `overrides`",
 }
+
+WITHOUT_VALUES: Final = {name: {"shared": True} for name in BUILTIN}
+"""Defaults of models whose value is not used: without the layers that only the value needs."""
 
 LR: Final = "coefficients/lr"
 """The metric of the learning rate of a step's updates."""
@@ -375,7 +378,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     # -- building, by a `TrainedConfig`
 
     def policy_of(
-        self, kind: type[PolicyT], defaults: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}), **options: Any
+        self, kind: type[PolicyT], defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **options: Any
     ) -> PolicyT:
         """Return a policy of the config's model, and of its distribution, if it names one.
 
@@ -387,7 +390,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         names = ("model", "model_config", "normalize_observations", "distribution", "distribution_config")
         given = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)} | options
         model = default_model(self.observation_space) if given["model"] is None else given["model"]
-        given["model_config"] = {**defaults.get(model, {}), **given["model_config"]}
+        own = defaults.get(model, {}) if isinstance(model, str) else {}
+        given["model_config"] = {**own, **given["model_config"]}
         return kind(self.observation_space, self.action_space, **given)
 
     def make_optimizer(self, module: nn.Module) -> FlatOptimizer:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, PolicyConfig
+from rl8x.algorithms.base import LR, WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase, PolicyConfig
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
@@ -43,7 +43,6 @@ from rl8x.distributions.composite import Composite
 from rl8x.envs import Env
 from rl8x.envs.observed import PARAMETERS
 from rl8x.envs.parameters import AnyEnvConfig
-from rl8x.models.base import BUILTIN
 from rl8x.names import unknown_name
 from rl8x.policy import Policy, from_numbered
 from rl8x.rollouts.statistics import Number, Stats
@@ -158,9 +157,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         if spaces_of[0] != spaces_of[1]:
             theirs, ours = map(describe_space, spaces_of)
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
-        # Its value is not used: drop the layers that only the value needs.
-        shared = {name: {"shared": True} for name in BUILTIN}
-        return self.policy_of(Student, shared, hidden=_hidden(space, self.config.teacher_obs))
+        return self.policy_of(Student, WITHOUT_VALUES, hidden=_hidden(space, self.config.teacher_obs))
 
     @functools.cached_property
     def loss(self) -> str:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
+from rl8x.algorithms.base import WITHOUT_VALUES
 from rl8x.algorithms.hyperparameters import PRESETS, Default, option
 from rl8x.algorithms.off_policy.actor_critic import (
     CRITIC_METRICS,
@@ -186,7 +187,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
         kind = Categorical if self.is_discrete else SquashedNormal
-        return self.policy_of(Actor, distribution=kind)
+        return self.policy_of(Actor, WITHOUT_VALUES, distribution=kind)
 
     def make_nets(self) -> None:
         """Add the critics with a target network, the policy, and the temperature unless it is fixed."""

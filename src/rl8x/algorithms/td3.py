@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.algorithms.base import WITHOUT_VALUES
 from rl8x.algorithms.hyperparameters import PRESETS, option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
@@ -111,7 +112,7 @@ class TD3(Learner[TD3Config], config=TD3Config):
         """Return a deterministic policy with exploration noise."""
         config = self.config
         noise = {"noise_std": config.exploration_noise, "noise_std_min": config.exploration_noise_min}
-        return self.policy_of(Actor, distribution=NoisyDeterministic, distribution_config=noise)
+        return self.policy_of(Actor, WITHOUT_VALUES, distribution=NoisyDeterministic, distribution_config=noise)
 
     def make_nets(self) -> None:
         """Add critics and policy, each with a target network."""

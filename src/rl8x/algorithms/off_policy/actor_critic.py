@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import gymnasium
@@ -16,8 +16,7 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS, Found, Loss, ReplayBatch, UpdateResult
 from rl8x.distributions.discrete import inverse_cdf
 from rl8x.functional import expectation, project
-from rl8x.models import Model, State
-from rl8x.models.base import BUILTIN
+from rl8x.models import State
 from rl8x.models.encoders import FlatObservations
 from rl8x.models.layers import LinearStack, check_sizes, hidden_gain, masked_logits, perceptron, plain_layers
 from rl8x.models.mlp import are_many, layer_stack
@@ -52,18 +51,10 @@ class Actor(Policy):
     random_high: Tensor
 
     def __init__(
-        self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        *,
-        model: str | type[Model] | Model | None = None,
-        model_config: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any], **options: Any
     ) -> None:
-        built_in = model is None or (isinstance(model, str) and model in BUILTIN)
-        # The critics are separate networks that read all parts; the model's own value is not used.
-        options["model_config"] = {**({"shared": True} if built_in else {}), **(model_config or {})}
-        super().__init__(observation_space, action_space, model=model, hidden=critic_only(observation_space), **options)
+        # The critics are separate networks that read all parts.
+        super().__init__(observation_space, action_space, hidden=critic_only(observation_space), **options)
         self.register_buffer("is_random", torch.zeros((), dtype=torch.bool), persistent=False)
         if isinstance(action_space, gymnasium.spaces.Box):
             for name in ("low", "high"):
