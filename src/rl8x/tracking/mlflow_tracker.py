@@ -113,7 +113,7 @@ class MLflowTracker:
         self._repeats: JournalRepeats | None = None  # while rows may come again
         self._by_server = False  # where the store alone knows which
         self.names_before: Mapping[str, Mapping[str, str]] = {}
-        self._names: dict[str, NameTable] = {}  # since the first run
+        self._names = _name_tables({})
         self._last_time = 0
         self._pid = os.getpid()
 
@@ -184,7 +184,7 @@ class MLflowTracker:
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
         self._pid = os.getpid()
-        if resume is None or self.names_before or not self._names:
+        if resume is None or self.names_before:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
         if resume is None and self.run_key is not None:
