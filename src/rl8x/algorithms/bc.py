@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import PolicyConfig
+from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import Learner, observed, recorded_actions
 from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch

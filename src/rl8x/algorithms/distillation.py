@@ -21,7 +21,8 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase, PolicyConfig
+from rl8x.algorithms.base import LR, WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.base import PolicyConfig
+from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor_critic import action_values, make_critics
 from rl8x.algorithms.off_policy.config import ValueConfig

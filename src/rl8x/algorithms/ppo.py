@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, PolicyConfig
+from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
-from rl8x.algorithms.base import PolicyConfig, TrainedConfig
+from rl8x.algorithms.config import PolicyConfig, TrainedConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig

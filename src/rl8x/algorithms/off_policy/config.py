@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, TrainedConfig
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
+from rl8x.algorithms.config import TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from rl8x.algorithms.base import TrainedConfig
+from rl8x.algorithms.config import TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
