@@ -15,7 +15,12 @@ from rl8x.plain import frozen
 
 # First part of the name of a MuJoCo model's field: the accessor of what it belongs to, and how many there are
 _OWNERS: Final = {
-    **{name: (name, f"n{name}") for name in ("body", "geom", "site", "tendon", "pair", "sensor")},
+    "body": ("body", "nbody"),
+    "geom": ("geom", "ngeom"),
+    "site": ("site", "nsite"),
+    "tendon": ("tendon", "ntendon"),
+    "pair": ("pair", "npair"),
+    "sensor": ("sensor", "nsensor"),
     "jnt": ("joint", "njnt"),
     "dof": ("joint", "njnt"),
     "actuator": ("actuator", "nu"),

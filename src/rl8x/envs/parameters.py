@@ -174,7 +174,7 @@ def resolve_config(
         curricula = _steered(fixed, drawn, owner)
     else:
         try:
-            curricula = make_curricula(moving)
+            curricula = make_curricula(moving) if moving else ()
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         _check_metrics(curricula, owner, metrics)

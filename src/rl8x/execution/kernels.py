@@ -170,5 +170,8 @@ def _elementwise(
     weights.sub_((first / root).mul_(lr * unbias / first_total))
 
 
-ADAM: Final = {kernel: functools.partial(_elementwise, decoupled) for decoupled, kernel in private.FUSED_ADAM.items()}
+ADAM: Final = {
+    private.FUSED_ADAM[False]: functools.partial(_elementwise, False),
+    private.FUSED_ADAM[True]: functools.partial(_elementwise, True),
+}
 """Decompositions of Adam's fused kernels, applied by lowering."""

@@ -13,4 +13,5 @@ from rl8x.randomization.distributions import from_dict as from_dict
 from rl8x.randomization.learnable import Learnable as Learnable
 from rl8x.randomization.scheduled import Scheduled as Scheduled
 
-KINDS.update({each.kind: each for each in (Scheduled, Adaptive, Learnable)})
+for _each in (Scheduled, Adaptive, Learnable):
+    KINDS[_each.kind] = _each

@@ -420,7 +420,8 @@ class Grid(_Listed):
 
 
 KINDS: dict[str, type[ParameterDistribution]] = {}
-KINDS.update({each.kind: each for each in (Uniform, LogUniform, Normal, Choice, Grid)})
+for _each in (Uniform, LogUniform, Normal, Choice, Grid):
+    KINDS[_each.kind] = _each
 
 
 def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
