@@ -312,6 +312,35 @@ def test_what_nobody_tried_is_told_in_the_first_step(name):
         env.step(torch.zeros(2, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("metrics", [(), ["energy"]])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("name", ["reset alone", "step of four", "info of a reset", "info of a step", "no info"])
+def test_what_has_no_form_from_some_step_on_is_told_there(name, vectorization, metrics):
+    make_one, message = {**FORMS, "no info": (variant(step=(X, 1.0, True, False, None)), "`info`; got None")}[name]
+    old = make_one()
+
+    class Later(Fine):
+        """Ends its episodes after a step, and is as it was only in the first of them."""
+
+        episodes = 0
+
+        def reset(self, *, seed=None, options=None):
+            self.episodes += 1
+            return super().reset(seed=seed) if self.episodes < 2 else old.reset(seed=seed, options=options)
+
+        def step(self, action):
+            return (X, 1.0, True, False, {"energy": 1.0}) if self.episodes < 2 else old.step(action)
+
+    Later.__name__ = "Old"
+    env = GymnasiumEnv(Later, 2, vectorization=vectorization, metrics=metrics)
+    env.reset()
+    with pytest.raises((TypeError, ValueError), match=message) as caught:  # noqa: PT012 - in the first reset or after it
+        for _ in range(2):
+            env.step(torch.zeros(2, dtype=torch.int64))
+    assert "\n" not in str(caught.value)
+    env.close()
+
+
 class Watched(Fine):
     """Draws from global generators, has legal actions, and keeps what was done with its copies."""
 

@@ -78,7 +78,7 @@ def vectorised(
 
 
 class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One copy of an environment, whose results are looked at the first time, and copied every time.
+    """One copy of an environment, whose results are looked at the first time and where they are odd, and copied always.
 
     Environments may overwrite and return the same arrays, also in the reset that follows an episode's end within the
     same step, or share them with other copies.
@@ -93,7 +93,7 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._is_known:
             check_takes_seeds(self.env)
         result = self.env.reset(seed=seed, options=options)
-        if not self._is_known:
+        if not (self._is_known and _has_form(result, 2)):
             check_reset(self.env, result, self.env.observation_space)
         obs, info = result
         return own(obs), self._read_of(info)
@@ -101,7 +101,7 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the copy by an action of its space."""
         result = self.env.step(action)
-        if not self._is_known:
+        if not (self._is_known and _has_form(result, 5)):
             check_step(self.env, result, self.env.observation_space)
             self._is_known = True
         obs, reward, terminated, truncated, info = result
@@ -112,6 +112,11 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _read_of(self, info: dict[str, Any]) -> dict[str, Any]:
         return info if self.reported is None else {name: info[name] for name in self.reported if name in info}
+
+
+def _has_form(result: Any, count: int) -> bool:
+    """Whether a result has the usual form, at a glance: so many values, with a dict as `info`."""
+    return type(result) is tuple and len(result) == count and type(result[-1]) is dict
 
 
 def own(value: Any) -> Any:
