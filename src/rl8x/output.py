@@ -80,6 +80,11 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
+def in_line(text: str) -> str:
+    r"""Return a text as it may stand in a line of a terminal, with escapes such as `\n` for what does not print."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def in_notebook() -> bool:
     """Whether this process runs the cells of a notebook."""
     ipython = sys.modules.get("IPython")

@@ -107,6 +107,16 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(("name", "shown"), [("two\nlines", r"two\nlines"), ("\033[31mred\t", r"\x1b[31mred\t")])
+def test_what_does_not_print_in_a_name_is_escaped_in_lines(name, shown, mlruns, capfd):
+    trainer = make(trainer={"tracker": tracker(run_name=name)})
+    trainer.run(max_steps=2, progress="lines")
+    assert f"run {shown} is in " in trainer.ending[0]
+    assert all(line.isprintable() for line in trainer.ending)
+    assert main(["compare", name, "--output", "figures"]) == 0
+    assert f"\n{shown} " in capfd.readouterr().out
+
+
 def fails_at_2(trainer, stats):
     if stats[keys.STEPS] == 2:
         raise RuntimeError("out of\nluck")

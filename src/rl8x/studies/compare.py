@@ -20,7 +20,7 @@ from rl8x import drawing, keys
 from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
-from rl8x.output import counted, cut_middle, table, width_of
+from rl8x.output import counted, cut_middle, in_line, table, width_of
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read
 from rl8x.tracking.private import RunRecord
@@ -134,7 +134,7 @@ class Comparison:
     def cells(self) -> list[list[str]]:
         """Return the table of runs as texts, the headings first; with how each ended unless all have finished."""
         frame = self.frame
-        columns = [["run", *frame["name"]]]
+        columns = [["run", *map(in_line, frame["name"])]]
         for name in (name for name in frame if name.startswith("params.")):
             values = (cut_middle(value, _MAX_VALUE) for value in frame[name].fillna("-"))
             columns.append([name.removeprefix("params."), *values])

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rl8x.output import counted
+from rl8x.output import counted, in_line
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir, shell_tracking_uri
@@ -102,7 +102,8 @@ class Whereabouts:
         """Write it in words, a fact a line."""
         unsent, store = self.unsent, self.location.shown
         # What MLflow makes up where none was given is known once it has answered.
-        name = f"run {self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name}"
+        name = self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name
+        name = f"run {in_line(name)}"
         lines = []
         if unsent.lost:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
