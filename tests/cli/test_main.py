@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 
@@ -44,7 +45,7 @@ def test_letters_that_a_terminal_lacks_are_escaped():
 
 
 @pytest.fixture
-def started(monkeypatch):
+def started(monkeypatch, default_signals):
     """What the process that talks to MLflow was started early for, in order, and "ended" for its end."""
     calls: list[object] = []
     monkeypatch.setattr("rl8x.tracking.shipping.start_early", calls.append)
@@ -143,3 +144,21 @@ def test_ctrl_c_before_and_after_a_command_is_one_line(function, started, monkey
     monkeypatch.setattr(f"rl8x.tracking.shipping.{function}", interrupted)
     assert run(["train", "NoSuchEnv"], monkeypatch) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "rl8x: interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_a_signal_before_a_run_ends_it_in_a_line(command, number, started, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rl8x.cli.main._run", lambda *_: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as ended:
+        run([command, "NoSuchEnv"], monkeypatch)
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err == f"rl8x: ended by {number.name}\n"
+
+
+def test_a_signal_that_is_ignored_before_a_run_stays_ignored(started, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run(["train", "NoSuchEnv"], monkeypatch)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -9,6 +9,7 @@ import importlib
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 
@@ -20,7 +21,7 @@ if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -52,6 +53,8 @@ COMMANDS: Final = {
 }
 
 _MISTAKE: Final = 2  # the exit code
+# Commands that make a run
+_TRAINING: Final = (["train"], ["resume"])
 # Words of a command after which nothing is tracked
 _UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tracking=false"})
 
@@ -183,7 +186,7 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
     One that was started for nothing is ended.
     """
     is_other_rank = os.environ.get("RANK", "0") not in ("", "0")  # of torchrun's processes the first one tracks
-    trains = bool({"train", "resume"}.intersection(words[:1])) and not is_other_rank
+    trains = words[:1] in _TRAINING and not is_other_rank
     if not trains or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
         yield
         return
@@ -200,6 +203,12 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
         end_unused()
 
 
+def _end(number: int, frame: object) -> NoReturn:
+    """End the process by a signal that came before a run or after it, in a line and with its exit code."""
+    say(f"rl8x: ended by {signal.Signals(number).name}", err=True)
+    raise SystemExit(128 + number)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, the words after `rl8x` or the process's own, and return the exit code.
 
@@ -209,6 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         sys.excepthook, warnings.showwarning = show_bug, show_warning
+        for number in (signal.SIGTERM, signal.SIGHUP) if words[:1] in _TRAINING else ():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _end)
         forget_errors()
         if isinstance(sys.stdout, io.TextIOWrapper):  # letters that a terminal lacks are escaped, as in errors
             sys.stdout.reconfigure(errors="backslashreplace")
