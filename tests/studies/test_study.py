@@ -237,6 +237,25 @@ def test_what_a_training_could_not_send_is_sent(ran):
     assert run.info.status == "FINISHED"
 
 
+def test_a_study_goes_on_in_its_store_from_another_working_directory(mlruns, mlflow_client, tmp_path, monkeypatch):
+    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+    options = {"train": {"fixed": {}}, "max_steps": 1, "name": "moved", "directory": str(mlruns / "studies" / "moved")}
+    with monkeypatch.context() as patch:
+        patch.setattr(work._TrainingJob, "_conclude", lambda *_: 1 / 0)
+        assert list(make(**options).run()) == []
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    study = make(**options)
+    frame = study.run()
+    study.report()
+    (parent,), children = runs_of(mlflow_client)
+    assert {run.info.run_id for run in children} == {*frame[table.RUN]}
+    assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
+    assert len(children) == 2
+    assert "report" in {each.path for each in mlflow_client.list_artifacts(parent.info.run_id)}
+    assert not (tmp_path / "elsewhere" / "mlruns").exists()
+
+
 # -- without tracking
 
 

@@ -18,7 +18,7 @@ from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table, parent_tag
 from rl8x.tracking.journal import Unsent
-from rl8x.tracking.location import locate
+from rl8x.tracking.location import locate, store_of
 from rl8x.tracking.protocol import NameTable
 from rl8x.tracking.secrets import hide_in_data
 
@@ -33,11 +33,12 @@ class ParentRun:
 
     def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
         self.study, self.key = study, key
-        self.store_uri = locate(study.run.get("tracking_uri")).uri  # the whole address
+        named: dict[str, Any] = store_of(study.folder, study.run.get("tracking_uri"))
+        self.store_uri = locate(named["tracking_uri"]).uri  # the whole address
         self.tracker: Tracker = NullTracker()
         if study.run.get("tracking") is not False:
-            named: dict[str, Any] = {name: study.run.get(name) for name in ("experiment_name", "tracking_uri")}
-            self.tracker = MLflowTracker(**named, run_name=study.name, run_key=key, finish_timeout_s=_PATIENCE_S)
+            named |= {"experiment_name": study.run.get("experiment_name"), "run_name": study.name, "run_key": key}
+            self.tracker = MLflowTracker(**named, finish_timeout_s=_PATIENCE_S)
         params = {
             "study.name": study.name,
             "study.trainings": ", ".join(study.train),

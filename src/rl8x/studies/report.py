@@ -23,7 +23,7 @@ from rl8x.studies import figures, table
 from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
 from rl8x.tracking import TrackingError
-from rl8x.tracking.location import is_default, locate
+from rl8x.tracking.location import is_default, locate, store_of
 from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.runs import RunReader
 
@@ -180,7 +180,8 @@ def report(
     report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
     files = report.write(found.folder if output is None else output)
     if log and (found.run_id or (found.run_key and found.definition.get("tracking") is not False)):
-        location = locate(tracking_uri or found.definition.get("tracking_uri"))
+        named = tracking_uri or found.definition.get("tracking_uri")
+        location = locate(named if found.run_id else store_of(found.folder.parent, named)["tracking_uri"])
         if is_default(location) and location.database and not location.database.exists():  # a folder that was sent
             return report
         reader = RunReader(location.uri)

@@ -226,7 +226,7 @@ class Study:
         left = {each.key: each for each in trainings if self._result_of(each) is None}
         shown.begin(len(trainings), left.values())
         for training in left.values():
-            lock = FolderLock(self._folder_of(training))
+            lock = FolderLock(self.folder / training.key)
             if is_locked(lock.folder):
                 shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
         for done in do_jobs([self._job(each, parent, how) for each in left.values()], run_job, **how):
@@ -242,7 +242,7 @@ class Study:
             "key": training.key,
             "study": self.config.plain,
             **vars(training),
-            "folder": str(self._folder_of(training)),
+            "folder": str(self.folder / training.key),
             "threads": threads_of(how["num_jobs"]) if local else None,
             "tracking": parent.child_options(training),
             "trust": self.config.trusted,
@@ -260,15 +260,12 @@ class Study:
                 return False  # each of the others would wait for the same store
             if not result["run_id"] and report.spools:
                 result["run_id"] = report.spools[0].run_id or ""
-                table.write(self._folder_of(training) / table.RESULT, result)
+                table.write(self.folder / training.key / table.RESULT, result)
         return True
-
-    def _folder_of(self, training: Training) -> Path:
-        return self.folder / training.key
 
     def _result_of(self, training: Training) -> dict[str, Any] | None:
         """Return the result of a training; None where it is not done."""
-        return table.read_if_there(self._folder_of(training) / table.RESULT)
+        return table.read_if_there(self.folder / training.key / table.RESULT)
 
     def _finished(self, trainings: Sequence[Training]) -> _Finished:
         """List those of some trainings that are done, each with its result."""
@@ -276,7 +273,7 @@ class Study:
 
     def _collect(self, finished: _Finished) -> pd.DataFrame:
         """Put the trainings' tables together, in the folder too."""
-        frames = [table.read_training(self._folder_of(each), str(done["run_id"])) for each, done in finished]
+        frames = [table.read_training(self.folder / each.key, str(done["run_id"])) for each, done in finished]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         table.write(self.folder / table.EVALUATIONS, table.as_plain(frame))
         return frame

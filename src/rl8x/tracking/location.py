@@ -216,6 +216,17 @@ def beside(folder: Path, database: Path | None) -> str | None:
     return f"../../{database.name}"
 
 
+def store_of(folder: Path, tracking_uri: str | None = None) -> dict[str, str | None]:
+    """Return the tracker's options for what is kept in a folder such as `mlruns/studies/NAME`.
+
+    Where nobody names a store, the database beside it counts before that of the working directory.
+    """
+    root = _root(folder)
+    if (tracking_uri or user_tracking_uri()) is None and root != mlruns_dir() and (root / "mlflow.db").exists():
+        return {"tracking_uri": sqlite_uri(root / "mlflow.db"), "spool_dir": str(root / "spool")}
+    return {"tracking_uri": tracking_uri, "spool_dir": None}
+
+
 def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
     """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`."""
     database_name = _BESIDE.fullmatch(str(record.get("database") or ""))
