@@ -48,6 +48,10 @@ def test_a_film_has_the_physics_of_the_evaluations_or_those_asked_for(tmp_path):
     wide = trainer.play(path, env_config={"length": [0.2, 0.5, 1.0]}, max_steps=2, episodes=2)
     assert wide.returns.tolist() == [[2.0] * 3] * 2
     assert path.read_bytes() == wide.data
+    for values in (torch.tensor([0.2, 0.5, 1.0]), np.array([0.2, 0.5, 1.0]), (0.2, 0.5, 1.0)):
+        assert trainer.play(env_config={"length": values}, max_steps=2).lengths.tolist() == [[2, 2, 2]]
+    with pytest.raises(TypeError, match=r"env_config must be a mapping from parameter names to values; got \[0.2\]"):
+        trainer.play(env_config=[0.2])
     with pytest.raises(ValueError, match="no parameter 'lenght'"):
         trainer.play(env_config={"lenght": 1.0})
     with pytest.raises(ValueError, match="num_envs must be at least 1; got 0"):

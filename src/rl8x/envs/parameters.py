@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rl8x import randomization
 from rl8x.names import did_you_mean
+from rl8x.output import in_line
 from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
 from rl8x.randomization.scheduled import NumbersCurriculum, PerCopy
@@ -272,6 +273,8 @@ _SHOWN_LENGTH: Final = 100
 
 def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
     """Return values by name: numbers, tuples of numbers, and distributions, also of those in plain form."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"{owner} must be a mapping from parameter names to values; got {in_line(repr(config)):.200}.")
     values = {}
     for name, value in config.items():
         try:

@@ -19,7 +19,7 @@ from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.distributed import ranks
 from rl8x.drawing import LIGHT, draw_panels
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config
+from rl8x.envs.parameters import inherited_config, parsed
 from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.policy import Policy
@@ -173,11 +173,12 @@ class Shows:
         Raises:
             ValueError: If the environment cannot be rendered or made again, or an option is not legal.
         """
-        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
+        given = None if env_config is None else parsed(env_config)
+        lists = [len(value) for value in (given or {}).values() if isinstance(value, tuple)]
         copies = max(lists, default=1) if copies is None else copies
         algorithm, env = self.algorithm, self._film_env(copies)
         try:
-            config = inherited_config(self.evaluations.runs_config() if env_config is None else env_config, copies)
+            config = inherited_config(self.evaluations.runs_config() if given is None else given, copies)
             if env.num_copies != copies:  # one that was copied may have more than are seen
                 rows = [i % copies for i in range(env.num_copies)]
                 config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
