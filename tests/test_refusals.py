@@ -30,6 +30,7 @@ from rl8x.conditions.base import as_conditions, check_names
 from rl8x.config import RunSpec, apply_overrides, dump_run
 from rl8x.distributions import NoisyDeterministic, SquashedNormal
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
+from rl8x.envs.parameters import parsed
 from rl8x.importing import import_named
 from rl8x.keys import ACTION_MASK
 from rl8x.models import GRUModel, MLPModel
@@ -370,13 +371,30 @@ def filmed(env, **options):
 
 
 FILMS = [
-    ("`episodes` must be at least 1; got 0", lambda: filmed(Pendulum(1), episodes=0)),
+    ("`episodes` must be a whole number, at least 1; got 0", lambda: filmed(Pendulum(1), episodes=0)),
+    ("`columns` must be a whole number, at least 1; got 1.5", lambda: filmed(Pendulum(1), columns=1.5)),
+    ("`fps` must be a finite number; got inf", lambda: filmed(Pendulum(1), fps=math.inf)),
     ("`fps` must be greater than 0; got -5", lambda: filmed(Pendulum(1), fps=-5)),
     (r"for observations of Box\(\[3\], float32\); got Box\(\[4\]", lambda: filmed(CartPole(1))),
     ("render_mode='rgb_array'", lambda: filmed(GymnasiumEnv("CartPole-v1", 1))),
     ("Plain cannot be rendered: give it a `draw`", lambda: filmed(Plain(1))),
     ("films are of a Policy in an Env; got None and .*Pendulum", lambda: film(None, Pendulum(1))),
     (r"one of \.gif, \.mp4; got '\.avi'", lambda: record_video(recurrent(), Pendulum(1), "a.avi")),
+]
+# -- what is shown in several lines
+
+
+MODULE, LINES = torch.nn.Sequential(torch.nn.Linear(1, 1)), r"got Sequential\(\\n  \(0\): Linear"
+SHOWN = [
+    (f"films are of a Policy in an Env; {LINES}", lambda: film(MODULE, None)),
+    (f"a trainer needs an algorithm like .*; {LINES}", lambda: rl8x.Trainer(MODULE)),
+    (r"An environment is a class, .*; got tensor\(\[\[0\.\],\\n", lambda: PPOConfig().build(torch.zeros(2, 1))),
+    *((f"`{name}` must be .*; {LINES}", do(PPOConfig, **{name: MODULE})) for name in ("lr", "optimizer", "num_envs")),
+    (f"Plateau: `patience` must be a whole number, at least 1; {LINES}", lambda: Plateau(LOSS, patience=MODULE)),
+    (f"env_config must be a mapping .*; {LINES}", lambda: parsed(MODULE)),
+    (r"no tuned setting of a\\nb\.", lambda: rl8x.tuned("a\nb")),
+    ("no tuned setting of CartPole by 3; there are those by ppo", lambda: rl8x.tuned("CartPole", 3)),
+    ("`lr` must be finite; got 1000", lambda: PPOConfig(lr=10**400)),
 ]
 REFUSED = [
     *CONDITIONS,
@@ -386,6 +404,7 @@ REFUSED = [
     *SPACES,
     *POLICIES,
     *FILMS,
+    *SHOWN,
 ]
 ERRORS = (ValueError, TypeError, AttributeError, FileNotFoundError, IsADirectoryError)
 

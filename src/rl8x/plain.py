@@ -13,6 +13,8 @@ import yaml
 from gymnasium import Space
 from torch import Tensor
 
+from rl8x.output import in_line
+
 MAX_DEPTH: Final = 32
 """Mappings and lists within each other that a file may have."""
 MAX_VALUES: Final = 100_000
@@ -159,7 +161,7 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
     kind: Any = numbers.Integral if whole else numbers.Real
     if not isinstance(value, kind) or isinstance(value, bool) or not abs(value) < math.inf or value < least:
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
-        raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {value!r}.")
+        raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {in_line(repr(value)):.200}.")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 

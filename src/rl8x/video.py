@@ -41,6 +41,8 @@ from rl8x.envs.canvas import (
     on_host,
     picture_of,
 )
+from rl8x.output import in_line
+from rl8x.plain import checked_number
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
@@ -149,14 +151,15 @@ def film(
             number is out of its range.
     """
     if not isinstance(policy, Policy) or not isinstance(env, Env):
-        raise TypeError(f"films are of a Policy in an Env; got {policy!r:.100} and {env!r:.100}.")
+        got = " and ".join(f"{in_line(repr(each)):.100}" for each in (policy, env))
+        raise TypeError(f"films are of a Policy in an Env; got {got}.")
     check_format(suffix)
     check_pictures(env)
     counts = {"episodes": episodes, "shown": shown, "columns": columns, "max_steps": max_steps}
     for name, count in counts.items():
-        if count is not None and count < 1:
-            raise ValueError(f"`{name}` must be at least 1; got {count!r}.")
-    if fps is not None and not fps > 0:
+        if count is not None:
+            checked_number(count, name, least=1, whole=True)
+    if fps is not None and not checked_number(fps, "fps") > 0:
         raise ValueError(f"`fps` must be greater than 0; got {fps!r}.")
     for name, own, given in (
         ("observations", policy.observation_space, env.single_observation_space),

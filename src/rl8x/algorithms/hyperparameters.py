@@ -10,6 +10,7 @@ import math
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ from torch import nn
 from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.names import called_here
+from rl8x.output import in_line
 from rl8x.plain import frozen, own_values
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     if declared["choices"]:
         if value not in declared["choices"]:
             listed = ", ".join(map(repr, declared["choices"]))
-            raise ValueError(f"`{name}` must be one of {listed}; got {value!r}.")
+            raise ValueError(f"`{name}` must be one of {listed}; got {in_line(repr(value)):.200}.")
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     example = re.search(r"such as \{(?:[^{}]|\{[^{}]*\})*\}", declared["help"])
@@ -93,9 +95,9 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     ):
         if kind.startswith(begins) and not fits:
             hint = " None is null in YAML." if value == "None" and may_be_none else ""
-            raise TypeError(f"`{name}` must be {legal}; got {value!r}.{hint}")
+            raise TypeError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.{hint}")
     low, high, above = declared["low"], declared["high"], declared["above"]
-    if not is_number or (low <= value <= high and value > above and math.isfinite(value)):
+    if not is_number or (low <= value <= high and value > above and abs(value) <= sys.float_info.max):
         return
     bounds = []
     if above > -math.inf:
@@ -104,8 +106,8 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
         bounds.append(f"at least {low:g}")
     if high < math.inf:
         bounds.append(f"at most {high:g}")
-    legal = " and ".join(bounds) if math.isfinite(value) else "finite"
-    raise ValueError(f"`{name}` must be {legal}; got {value!r}.")
+    legal = " and ".join(bounds) if abs(value) <= sys.float_info.max else "finite"
+    raise ValueError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.")
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:

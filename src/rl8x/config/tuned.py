@@ -12,6 +12,7 @@ from typing import Any, Final
 from rl8x.config.files import plain_name
 from rl8x.config.spec import AlgorithmSpec, RunSpec
 from rl8x.names import did_you_mean
+from rl8x.output import in_line
 
 SETTINGS: Final = Path(__file__).parent / "settings"
 
@@ -33,10 +34,11 @@ def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
     """Return the run file of a setting."""
     files = tuned_files()
     if task not in files:
-        raise ValueError(f"no tuned setting of {task}.{did_you_mean(task, [*files])} {listed()}")
-    path = files[task].get(plain_name(algorithm))
+        raise ValueError(f"no tuned setting of {in_line(str(task))}.{did_you_mean(task, [*files])} {listed()}")
+    path = files[task].get(plain_name(str(algorithm)))
     if path is None:
-        raise ValueError(f"no tuned setting of {task} by {algorithm}; there are those by {', '.join(files[task])}.")
+        known = ", ".join(files[task])
+        raise ValueError(f"no tuned setting of {task} by {in_line(str(algorithm))}; there are those by {known}.")
     return path
 
 

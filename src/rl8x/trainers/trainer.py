@@ -27,7 +27,7 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
 from rl8x.names import did_you_mean
-from rl8x.output import counted, described
+from rl8x.output import counted, described, in_line
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
@@ -101,7 +101,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
         """
         if not isinstance(algorithm, GenericAlgorithmBase):
-            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {algorithm!r:.200}.")
+            got = in_line(repr(algorithm))
+            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {got:.200}.")
         refuse_inference_mode()
         # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
