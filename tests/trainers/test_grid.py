@@ -144,6 +144,8 @@ HUGE = {"linspace": [-9, 9, 1000]}
         (Product, {}, {}, r"^`grid` must give values to one parameter"),
         (Product, {"a": HUGE, "b": HUGE}, {}, r"^`grid` has 1,000,000 cells; at most"),
         (Product, {"a": [1, 2]}, {"episodes": 0}, "`episodes` must be a whole number, at least 1; got 0"),
+        (Product, {"a": [1, 2]}, {"seed": -1}, "`seed` must be a whole number, at least 0; got -1"),
+        (Product, {"a": [1, 2]}, {"seed": None}, "`seed` must be a whole number, at least 0; got None"),
         (Few, {"a": [1, 2]}, {"episodes": 8}, "`episodes` is 8, .* Few has at most 7 copies"),
         (Endless, {"a": [1, 2]}, {}, "episodes of Endless never end"),
         (Product(4), {"a": [1, 2]}, {}, "the Product that was given cannot be made again .*: give a class, a name"),

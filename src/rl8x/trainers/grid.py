@@ -172,6 +172,7 @@ def measure_grid(
     import pandas
 
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
+    seed = checked_number(seed, "seed", least=0, whole=True)
     cells = make_cells(grid, called="grid")
     factory, env = evaluations.factory, evaluations.played_in
     if factory is None and env is None:
