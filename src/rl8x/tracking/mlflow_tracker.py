@@ -70,7 +70,7 @@ class MLflowTracker:
         outage_timeout_s: Seconds that `finish` waits for a store that is down. It counts as down when a
             request has failed: at once if nothing listens, after `request_timeout_s` if a server is silent, and after
             5 s if the process that talks to MLflow has been stopped.
-        request_timeout_s: Seconds after which an HTTP request counts as failed.
+        request_timeout_s: Seconds after which an HTTP request has failed; `MLFLOW_HTTP_REQUEST_TIMEOUT` replaces it.
         interval_s: Seconds between two requests with what was logged in between.
 
     Raises:
