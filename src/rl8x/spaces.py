@@ -86,8 +86,9 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
 
 
 def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space with float32 in place of float64."""
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
+    """Return the space with float32 in place of float64, and of floats whose bytes are in another order."""
+    dtype = np.dtype(space.dtype)
+    if isinstance(space, spaces.Box) and dtype.kind == "f" and not (dtype.isnative and dtype.itemsize <= 4):
         with np.errstate(over="ignore"):  # bounds of the largest float64 become infinite
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
     return space
@@ -264,7 +265,7 @@ def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:
 
 def far_outside(numbers: Tensor, space: spaces.Box) -> Tensor:
     """Return which numbers, `[..., *shape]`, are out of the bounds of a `Box` by more than rounding."""
-    low, high = (torch.as_tensor(bound, device=numbers.device).double() for bound in (space.low, space.high))
+    low, high = (torch.from_numpy(bound.astype(np.float64)).to(numbers.device) for bound in (space.low, space.high))
     numbers = numbers.double()
     return (numbers < low - 1e-3 * low.abs().clamp(min=1)) | (numbers > high + 1e-3 * high.abs().clamp(min=1))
 

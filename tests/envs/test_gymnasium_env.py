@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit, TransformReward
 
+from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import GymnasiumEnv
 from rl8x.trees import tree_map
@@ -86,6 +88,29 @@ def test_arrays_in_any_order_and_parts_in_any_form_are_observed_also_where_an_ep
         for mine, theirs in ((one[0], other[0]), (one[4]["final_obs"], other[4]["final_obs"])):
             expected = [theirs["x"], theirs["x"], theirs["more"]["left"]]
             torch.testing.assert_close([mine["x"], mine["loose"], mine["pair"]["0"]], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_spaces_of_numbers_in_the_other_order_of_bytes_are_those_of_float32(dtype):
+    swapped = np.dtype(dtype).newbyteorder()
+
+    class Swapped(gymnasium.Env):
+        observation_space = spaces.Box(-1.0, 1.0, (2,), swapped)
+        action_space = spaces.Box(-1.0, 1.0, (1,), swapped)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, swapped), {}
+
+        def step(self, action):
+            assert self.action_space.contains(action), action
+            return np.array([0.25, -0.5], swapped), 1.0, False, False, {}
+
+    algorithm = PPOConfig(num_envs=2, horizon=4, device="cpu").build(functools.partial(GymnasiumEnv, Swapped))
+    algorithm.collect()
+    env = algorithm.env
+    assert env.single_observation_space == spaces.Box(-1.0, 1.0, (2,), np.float32)
+    assert env.single_action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
+    assert algorithm.rollout.tree(keys.OBS)[1].tolist() == [[0.25, -0.5]] * 2
 
 
 def test_bounds_of_actions_in_float32_are_no_wider_than_the_simulators():
