@@ -128,7 +128,7 @@ def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_
     assert "--lr NUMBER" not in out
     assert out.count("--checkpoints ") == 1  # the run's own
     out = help_of("train", "--algorithm", f"{package}.TunedConfig")
-    groups = ["trains a model: --model", "has any distribution: --distribution", "rollouts: --num-sgd-iters"]
+    groups = ["trains a model: --model", "choice of action distributions: --distribution", "rollouts: --num-sgd-iters"]
     groups += ["PPO: --gamma", "Tuned: --bonus"]
     assert [out.index(group) for group in groups] == sorted(out.index(group) for group in groups)
 

@@ -33,7 +33,7 @@ _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     TrainedConfig: "Every algorithm that trains a model",
-    PolicyConfig: "Every algorithm whose policy has any distribution",
+    PolicyConfig: "Every algorithm with a choice of action distributions",
     OnlineConfig: "Every algorithm with an environment",
     OnPolicyConfig: "Every algorithm that learns from rollouts",
     LearnerConfig: "Every algorithm that learns from stored transitions",
