@@ -1,15 +1,15 @@
-"""Keep runs: in MLflow (durably, also while its server is away), in memory, or not at all.
+"""Track runs in MLflow (durably, even while its server is down), in memory, or not at all.
 
-Importing this package does not import mlflow; `MLflowTracker` does, in a process of its own. Each file imports only
-files that stand after it here:
+Importing this package does not import mlflow; `MLflowTracker` imports it in a separate process. Each file imports only
+files that are listed after it here:
 
-    mlflow_tracker, shipping    the training's side: it appends to a journal
-    shipper, sender             the side that sends: from the journal to the store
-    ui, runs                    runs as a user looks for them
-    appending, store            a run on the disk, as the training has it; MLflow
-    artifacts, journal          a run on the disk, as all have it
-    location, pages             where runs are kept; what of a run a store's pages show
-    locks, protocol             what the others share
+    mlflow_tracker, shipping    the training process: appends to a journal
+    shipper, sender             the sending process: from the journal to the store
+    ui, runs                    finding and viewing runs
+    appending, store            writing a journal; calls to MLflow
+    artifacts, journal          artifacts; the journal's format, and reading it
+    location, pages             the store's address; content of the store's pages
+    locks, protocol             shared by all the files above
     private, repeats, secrets
 """
 

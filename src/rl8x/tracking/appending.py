@@ -1,4 +1,4 @@
-"""The side of a journal that appends: a line costs one `write()`, which outlives the process, but not a power cut."""
+"""Append to a journal. A line costs one `write()`, which survives the end of the process, but not a power cut."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ MAX_MEMORY_LINES: Final = 20_000
 
 
 class Journal:
-    """One run's journal, opened for appending by its one owner; any thread may call it."""
+    """One run's journal, opened for appending by its only owner; any thread may call it."""
 
     def __init__(self, folder: Path, lock: FolderLock, header: Op | None = None) -> None:
-        """Open the files of a folder whose lock is held, or with a header make them; cut off a torn line."""
+        """Open the files of a folder that the caller has locked, or create them with a header; cut off a torn line."""
         self.folder = folder
         self.is_new = header is not None
         self._lock = lock
@@ -63,13 +63,13 @@ class Journal:
         self._is_full = False
         self._is_deleted = False
         self._on_disk = False
-        self._unsent: Unsent | None = None  # once it is closed
+        self._unsent: Unsent | None = None  # set when the journal is closed
         with contextlib.ExitStack() as unless_open:
             self._ack_fd = open_regular(folder / ACK, os.O_RDWR | os.O_CREAT)
             unless_open.callback(os.close, self._ack_fd)
             if os.fstat(self._ack_fd).st_size < len(EMPTY_ACK):
                 _write_all(self._ack_fd, EMPTY_ACK, 0)
-                os.fsync(self._ack_fd)  # else the disk may refuse it later
+                os.fsync(self._ack_fd)  # otherwise the disk may refuse it later
             self._fd = open_regular(folder / JOURNAL, os.O_RDWR | (os.O_CREAT if self.is_new else 0))
             unless_open.callback(os.close, self._fd)
             self._end = whole_lines(self._fd, os.fstat(self._fd).st_size)
@@ -83,13 +83,13 @@ class Journal:
         self._last_number = ack.memory
         is_cut = ack.offset > self._end or whole_lines(self._fd, ack.offset) != ack.offset
         is_cut = is_cut and ack.generation == self.header.get("generation", 0)
-        # What a power cut took of the file may have arrived, and what has arrived may be noted no more.
+        # A power cut may have removed lines that the store has, and the record of what has arrived.
         may_be_cut = not self.is_new and not ack.finished and ack.boot != boot_id()
         self.lacks_rows = ack.memory > 0 or is_cut or may_be_cut
 
     @classmethod
     def create(cls, root: Path, header: Op) -> Journal:
-        """Make a journal in `root/<spool_id>`, or in memory or where files are temporary if that disk takes none."""
+        """Create a journal in `root/<spool_id>`; if that disk refuses, in `/dev/shm` or the temporary folder."""
         first: OSError | None = None
         for place in (lambda: root, lambda: tempfile.mkdtemp(dir="/dev/shm"), tempfile.mkdtemp):
             try:
@@ -115,7 +115,7 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Journal:
-        """Open a journal that is there: take its lock, cut off a torn last line."""
+        """Open an existing journal: take its lock and cut off a torn last line."""
         check_plain(folder)
         try:
             return cls._locked(folder, timeout_s)
@@ -141,16 +141,16 @@ class Journal:
 
     @property
     def ack(self) -> Ack:
-        """What has arrived."""
+        """The part of the journal that has arrived in the store."""
         if self._unsent is None:
             self._ack = self._read_ack()
-            # Of a file that was longer, before it was compact or a power cut took its end: all of it is sent again.
+            # The offset counts in an older, longer file, before compacting or a power cut: everything is sent again.
             if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
                 self._ack = replace(self._ack, offset=0, finished=False)
         return self._ack
 
     def append(self, op: Mapping[str, object]) -> None:
-        """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
+        """Append an op. A full or read-only disk never raises: lines wait in memory, up to a limit, until it works."""
         line = encode(without_secrets(op))
         with self._guard:
             if self._memory or not self._write(line):
@@ -167,7 +167,7 @@ class Journal:
         self._memory.append((self._last_number, line))
 
     def _write(self, line: bytes) -> bool:
-        """Append a line to the file, whole or not at all; returns whether the disk took it."""
+        """Append a line to the file atomically; return whether the disk took it."""
         try:
             _write_all(self._fd, line, self._end)
         except OSError as error:
@@ -181,7 +181,7 @@ class Journal:
         return True
 
     def look(self) -> None:
-        """Bring to the disk what it takes, and drop what has arrived past it; tell where the file was deleted."""
+        """Write waiting lines to the disk, drop those that arrived from memory, and warn if the file was deleted."""
         with self._guard:
             if self._unsent is not None:
                 return
@@ -191,14 +191,14 @@ class Journal:
                     self._memory.popleft()
                 self.lacks_rows = self.lacks_rows or arrived > 0
                 self._spill()
-            # Who reads goes on with the files that are open, as this does; of a folder that was moved too.
+            # The reader keeps using its open files, as this object does, even if the folder was moved.
             if not self._is_deleted and os.fstat(self._fd).st_nlink == 0:
                 self._is_deleted = True
                 rest = "what has not arrived at the end is written there once more"
                 _log.warning("tracking: the spool %s was deleted; %s", self.folder, rest)
 
     def _spill(self) -> None:
-        """Move the lines that are in memory to the disk, if it takes them again."""
+        """Move lines from memory to the disk, as far as it takes them again."""
         while self._memory and self._write(self._memory[0][1]):
             self._memory.popleft()
         if not self._memory and self._is_full:
@@ -206,27 +206,27 @@ class Journal:
             _log.info("tracking: the spool %s can be written again", self.folder)
 
     def waiting(self, after: int) -> list[tuple[int, bytes]]:
-        """Return the lines that wait in memory, with their numbers, beyond a number."""
+        """Return the lines that wait in memory and have a number greater than `after`, as (number, line) pairs."""
         with self._guard:
             return [line for line in self._memory if line[0] > after]
 
     @property
     def num_waiting(self) -> int:
-        """How many lines wait in memory."""
+        """The number of lines that wait in memory."""
         return len(self._memory)
 
     def end(self, op: Op) -> None:
-        """Add the last op, and bring what is in memory to the disk."""
+        """Append the last op and move the lines in memory to the disk."""
         with self._guard:
             self.append({**op, "lost_rows": self._num_dropped})
         self.look()
         self.sync_to_disk()
 
     def repeats(self, since: int) -> JournalRepeats:
-        """Return what knows the rows that the journal has now, for a run that is resumed."""
+        """Return a `JournalRepeats` of the rows that the journal has now, for a resumed run."""
 
         def rows() -> Iterable[LoggedRow]:
-            # Opened anew: a tracker that goes on with its own run has closed this one.
+            # Opened again, since a tracker that continues its own run has closed this file.
             with contextlib.suppress(OSError), os.fdopen(open_regular(self.folder / JOURNAL), "rb") as file:
                 kept = (decode(line) for line in file if line.startswith((ROW, b'{"op":"left"')))
                 return [row for row in read_rows(kept) if row[1] < since]
@@ -235,12 +235,12 @@ class Journal:
         return JournalRepeats(since, rows)
 
     def last_time(self) -> int:
-        """Return when something was last appended, in milliseconds since 1970."""
+        """Return the time of the last append, in milliseconds since 1970."""
         return last_time(self._fd, self._end, self.header)
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the store has all of it."""
+        """Whether the store has the whole journal."""
         with self._guard:
             if self._unsent is not None:
                 return self._unsent == Unsent(num_rejected=self._unsent.num_rejected)
@@ -249,7 +249,7 @@ class Journal:
             return not waits and ack.offset >= self._end
 
     def mark(self) -> Callable[[], bool]:
-        """Return a function that returns whether all that was appended until now has arrived."""
+        """Return a function that checks whether everything appended before this call has arrived."""
         with self._guard:
             end, number = self._end, self._last_number if self._memory else 0
 
@@ -260,7 +260,7 @@ class Journal:
         return arrived
 
     def unsent(self) -> Unsent:
-        """Count what has not arrived; reads the rest of the file. Of a closed journal, what was left then."""
+        """Count the entries that have not arrived, by reading the rest of the file; if closed, the count at closing."""
         with self._guard:
             if self._unsent is not None:
                 return self._unsent
@@ -272,7 +272,7 @@ class Journal:
             return Unsent(num_rows, num_others + ending, lost, max(0, others - ending + ack.lost[1]), ack.rejected)
 
     def sync_to_disk(self) -> None:
-        """Make what was appended survive a power cut; may be called by any thread, and appending does not wait."""
+        """Make appended lines survive a power cut; any thread may call this, and appending does not wait for it."""
         with self._guard:
             if self._memory:
                 self._spill()
@@ -288,7 +288,7 @@ class Journal:
             self._on_disk = True
 
     def close(self) -> None:
-        """Close the files and give the lock back; one that was sent is removed, or kept for a resume."""
+        """Close the files and release the lock; a journal that has been sent is removed, or compacted for a resume."""
         with self._guard:
             if self._unsent is not None:
                 return
@@ -303,7 +303,7 @@ class Journal:
         self._lock.release()
 
     def _write_once_more(self) -> None:
-        """Write a journal that was deleted where it was, as its files, which are still open, have it."""
+        """Write a deleted journal to its old folder again, from its files, which are still open."""
         with contextlib.suppress(OSError):
             _make_folder(self.folder)
             for name, source, size in ((ACK, self._ack_fd, len(EMPTY_ACK)), (JOURNAL, self._fd, self._end)):
@@ -312,7 +312,7 @@ class Journal:
                         file.write(os.pread(source, min(READ_BYTES, size - start), start))
 
     def release_in_child(self) -> None:
-        """Forget the journal in a forked child: it is the parent's."""
+        """Close the files in a forked child, as the journal belongs to the parent."""
         self._guard = threading.RLock()
         if self._unsent is None:
             self._unsent = Unsent()
@@ -328,12 +328,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _count(lines: Iterable[bytes]) -> tuple[int, int]:
-    """Count the rows and the other lines."""
+    """Return the number of rows and the number of other lines."""
     counts = Counter(line.startswith(ROW) for line in lines)
     return counts[True], counts[False]
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
-    """Write data, or raise `OSError` where the disk takes a part of it."""
+    """Write data, or raise `OSError` if the disk takes only a part of it."""
     if os.pwrite(fd, data, offset) != len(data):
         raise OSError(28, "No space left on device")

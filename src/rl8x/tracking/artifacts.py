@@ -1,7 +1,7 @@
-"""Artifacts: their copies in a journal, `files/<key>/<name>`, and policies as models of MLflow, without pickle.
+"""Copy artifacts into a journal, as `files/<key>/<name>`, and log policies as MLflow models, without pickle.
 
-`mlflow.pyfunc.load_model(...).predict` takes and gives what `rl8x.export` calls inputs and outputs, without `noise`.
-What a policy remembers is among both, so that a server answers each request by itself.
+`mlflow.pyfunc.load_model(...).predict` has the inputs and outputs of `rl8x.export`, without `noise`. Both include the
+policy's recurrent state, so that a server can stay stateless.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rl8x.tracking.protocol import TrackingError, artifact_name, digest, legal_n
 if TYPE_CHECKING:
     from rl8x.policy import Policy
 
-# Torch is imported where it is needed: the process that talks to MLflow does not need it.
+# Torch is imported inside functions, since the process that talks to MLflow does not need it.
 
 
 def keep(spool: Path, source: Path, besides: Collection[Path] = ()) -> str:
-    """Copy a file or folder into a spool; returns its path there, in which all names are UTF-8."""
+    """Copy a file or folder into a spool; return its path relative to the spool. All names in the copy are UTF-8."""
     target = spool / FILES / uuid.uuid4().hex[:16] / artifact_name(source.name)
     try:
-        (spool / FILES).mkdir(exist_ok=True)  # but no spool where there is none: it was moved or deleted
+        (spool / FILES).mkdir(exist_ok=True)  # without parents: a spool that was moved or deleted is not made
         target.parent.mkdir()
         if source.is_dir():
             spools = [path.parent for path in spool.parent.glob(f"*/{JOURNAL}")]
@@ -44,20 +44,20 @@ def keep(spool: Path, source: Path, besides: Collection[Path] = ()) -> str:
         else:
             shutil.copyfile(source, target)
     except OSError:
-        shutil.rmtree(target.parent, ignore_errors=True)  # half a copy would only take room that rows need
+        shutil.rmtree(target.parent, ignore_errors=True)  # a partial copy would only take space that rows need
         raise
     return str(target.relative_to(spool))
 
 
 def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
-    """List the names in a folder to leave out: those that lead to one of `paths`, or to a parent of the folder."""
+    """Return the names in a folder that resolve to one of `paths`, to the folder itself or to one of its parents."""
     here = Path(os.path.realpath(folder))
     back = paths | {str(path) for path in (here, *here.parents)}
     return [name for name in names if os.path.realpath(here / name) in back]
 
 
 def _rename_non_utf8(folder: Path) -> None:
-    """Rename files and folders whose names are not UTF-8, since no store takes them."""
+    """Rename files and folders whose names are not UTF-8, since no store accepts them."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files):
             if readable(name) != name:
@@ -65,7 +65,7 @@ def _rename_non_utf8(folder: Path) -> None:
 
 
 def kept_path(spool: Path, file: str) -> Path:
-    """Return the path of a copy; raises `TrackingError` where what an op names would lie outside the spool."""
+    """Return the path of a copy; raise `TrackingError` if the op names a file outside the spool."""
     name = PurePosixPath(artifact_name(file))
     if name.parts[0] != FILES or len(name.parts) != 3:
         raise TrackingError(f"not a file of this spool: {name}")
@@ -73,13 +73,13 @@ def kept_path(spool: Path, file: str) -> Path:
 
 
 def checked_copy(spool: Path, file: str) -> Path:
-    """Return `kept_path`, without a link on the way to the copy, or a link, a device or a pipe in it."""
+    """Return `kept_path`; raise `TrackingError` if the copy is missing or has a link, device or pipe in it or above."""
     path = kept_path(spool, file)
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")
     folders = [path.parent, path.parents[1]]
     inside = [Path(parent) / name for parent, *names in os.walk(path) for name in (*names[0], *names[1])]
-    for entry in (*folders, path, *inside):  # a link to a folder is not walked into
+    for entry in (*folders, path, *inside):  # `os.walk` does not follow links
         mode = entry.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise TrackingError(f"{entry.name} is no plain file: links are not followed, devices and pipes not read")
@@ -92,7 +92,7 @@ MODEL_TYPE: Final = "rl8x-policy"
 
 
 def check_model_names(name: str, register: str | None, alias: str | None, mark: str = "") -> None:
-    """Raise `ValueError` where MLflow would refuse a model's name, or that of a version; options begin with `mark`."""
+    """Raise `ValueError` if MLflow would refuse a name; `mark` is put before the names of options in the message."""
     if not isinstance(name, str) or not name or re.search(r"[/:.%\"']", name):
         raise ValueError(f"a model has a name without any of / : . % \" '; got {name!r}.")
     if alias is not None and register is None:
@@ -104,11 +104,11 @@ def check_model_names(name: str, register: str | None, alias: str | None, mark: 
 
 
 def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> str:
-    """Log a policy as a model of a run and return its ID; one with the same key that is there is gone on with."""
+    """Log a policy as a model of a run and return the model's ID; continue an existing model that has the same key."""
     from mlflow.entities import LoggedModelOutput, Metric
 
     run_id, experiment_id = run.info.run_id, run.info.experiment_id
-    key = digest(about["key"])  # MLflow's filters have no escapes, and a key may have any letters
+    key = digest(about["key"])  # MLflow's filters have no escapes, and a key may have any character
     logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     if logged:
         model = logged[0]
@@ -135,7 +135,7 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
 
 
 def _logged_at(client: Any, run_id: str, name: str, value: float, about: Mapping[str, Any]) -> tuple[int, int]:
-    """Return time and step of a value in the run, so that linking it to a model adds no point to the run's chart."""
+    """Return the time and step at which the run has a value, so that logging it again adds no point to its chart."""
     history = client.get_metric_history(run_id, name)
     points = [(point.step, point.timestamp) for point in history if point.value == value]
     step, time_ms = max((at for at in points if at[0] <= about["step"]), default=(about["step"], about["time"]))
@@ -143,7 +143,7 @@ def _logged_at(client: Any, run_id: str, name: str, value: float, about: Mapping
 
 
 def _save(folder: Path, model: Any, run_id: str, path: Path, about: Mapping[str, Any]) -> None:
-    """Write the folder of a model: nothing in it is pickled."""
+    """Write the folder of a model, without pickled files."""
     import mlflow
     import numpy as np
     from mlflow.models import Model, ModelSignature
@@ -175,7 +175,7 @@ def _save(folder: Path, model: Any, run_id: str, path: Path, about: Mapping[str,
 
 
 def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None) -> None:
-    """Make a model a version of a registered one, unless it is one already, and give it an alias."""
+    """Register a model as a version of `name`, unless it is registered already, and set the version's alias."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -183,9 +183,9 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    # Not `models:/ID`, which MLflow looks up in the process's own store, whichever this client's is.
+    # Not `models:/ID`: MLflow would look it up in the process's default store, not in the client's.
     source = str(model.artifact_location)
-    versions = client.search_model_versions(f"run_id = '{run_id}'")  # not by the name, which may have quotes
+    versions = client.search_model_versions(f"run_id = '{run_id}'")  # not by name, which may have quotes
     version = next((version for version in versions if (version.name, version.source) == (name, source)), None)
     if version is None:
         version = client.create_model_version(name, source, run_id, model_id=model.model_id)
@@ -194,7 +194,7 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
 
 
 def model_about(description: Mapping[str, Any], **about: Any) -> dict[str, Any]:
-    """Return the `about` of `log_model`: what `describe_model` returned, and key, name, step, metrics and version."""
+    """Return the `about` of `log_model`: the result of `describe_model` with key, name, step, metrics and version."""
     return {"register": None, "alias": None, **description, "time": time.time_ns() // 1_000_000, **about}
 
 
@@ -203,13 +203,13 @@ _PACKAGES: Final = ("torch", "numpy", "gymnasium", "safetensors")
 
 
 class PolicyModel:
-    """The model that `mlflow.pyfunc` calls."""
+    """The wrapper of a policy that `mlflow.pyfunc` calls."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """Decide for observations."""
+        """Return actions for observations, and the next recurrent state if the policy has one."""
         import torch
 
         from rl8x.spaces import tree_of
@@ -234,17 +234,17 @@ class PolicyModel:
 
 
 def _load_pyfunc(path: str) -> PolicyModel:
-    """Load a model from its file, as MLflow asks for it, by this name."""
+    """Load a model from its file; MLflow calls this function by its name."""
     from rl8x.policy import Policy
     from rl8x.trusted import nothing_remembered
 
-    # Models of MLflow may import anything: loading one means to trust it.
+    # MLflow models may import anything, so that loading one means trusting it.
     with nothing_remembered():
         return PolicyModel(Policy.load(path, trust=True))
 
 
 def describe_model(policy: Policy) -> dict[str, Any]:
-    """Return as plain data what MLflow keeps beside a policy: its signature, an example of an input, what it needs."""
+    """Return a policy's signature, an example input and its pip requirements, as plain data for MLflow."""
     from rl8x.portable import zeros
     from rl8x.trees import flatten_tree
 
@@ -268,7 +268,7 @@ def _spec(name: str, array: Any) -> list[Any]:
 
 
 def _version(name: str) -> str:
-    """Return the version of a package, without a local build's mark, which no registry has."""
+    """Return a package's version without the local part after `+`, which no registry has; "0" if not installed."""
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError:

@@ -1,13 +1,13 @@
-"""A run's journal, `mlruns/spool/<id>`: what every process may read of it, and the side that sends.
+"""A run's journal, `mlruns/spool/<id>`: its format, reading it, and the process that sends it.
 
-    journal.jsonl   one JSON object a line: the header, then params, tags, metrics, artifacts, the final status
-    ack.json        what has arrived, overwritten in place by the process that sends, which has the lock on this file
+    journal.jsonl   one JSON object per line: the header, then params, tags, metrics, artifacts, the final status
+    ack.json        how much has arrived; the sending process locks this file and overwrites it in place
     files/          copies of artifacts that are still to be sent
-    lock            held, with the folder, by the process that appends
-    rejected.jsonl  entries that the store does not take
+    lock            locked, together with the folder, by the appending process
+    rejected.jsonl  entries that the store refuses
 
-The process that appends reads `ack.json` and writes all else but `rejected.jsonl`. All files may be torn, edited, or
-written by another version or program; none is trusted.
+The appending process reads `ack.json` and writes all other files except `rejected.jsonl`. Any file may be torn, edited,
+or written by another version or program; none is trusted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ JOURNAL: Final = "journal.jsonl"
 ACK: Final = "ack.json"
 FILES: Final = "files"
 REJECTED: Final = "rejected.jsonl"
-REMOVED: Final = ".sent"  # how the name of a journal ends that is being removed, after a dot at its beginning
+REMOVED: Final = ".sent"  # suffix of the folder of a journal that is being removed; its prefix is a dot
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 NAME_TAG: Final = "mlflow.runName"
 LOST_ROWS_TAG: Final = "rl8x.lost_rows"
-ROW: Final = b'{"op":"m"'  # how the line of a row of metrics begins
-_KEPT: Final = (ROW, b'{"op":"left"')  # what a resume needs of a journal
+ROW: Final = b'{"op":"m"'  # beginning of each line with a row of metrics
+_KEPT: Final = (ROW, b'{"op":"left"')  # lines that a resume needs
 READ_BYTES: Final = 1 << 20
 _READ_LINES: Final = 1000
-_SLOT: Final = 3072  # of two, which take turns: a name of 250 letters, each of four bytes, and a reason
+_SLOT: Final = 3072  # bytes of each of two alternating slots: a name of 250 characters of four bytes, and a reason
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"))
 _ODD_TEXT: Final = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
@@ -59,29 +59,29 @@ class JournalInUseError(TrackingError):
 
 @dataclass(frozen=True)
 class Ack:
-    """What of a journal has arrived, and how the store is."""
+    """How much of a journal has arrived, and the state of the store."""
 
     offset: int = 0  # bytes of `journal.jsonl` that the store has
-    generation: int = 0  # of `journal.jsonl`, that `offset` counts in
-    memory: int = 0  # number of the last line that came past the disk and has arrived
+    generation: int = 0  # generation of `journal.jsonl` that `offset` refers to
+    memory: int = 0  # number of the last line that arrived from memory, without the disk
     run_id: str | None = None
     run_name: str | None = None
     name_is_free: bool = False  # no other run of the store had this name
-    attempted: bool = False  # a run was asked for; it may be there although no answer came
-    resumed: int = 0  # when the run was resumed: later rows may repeat what the server had, and are compared with that
-    finished: bool = False  # the run's status is what it is to be
-    ending: Op | None = None  # how the run ended, where only memory had that: the op, with `lost_rows`
-    rejected: int = 0  # entries that were set aside
-    lost: Sequence[int] = (0, 0)  # rows and other entries that were, and could not be written down
-    outage: str = ""  # why the store takes nothing now
-    tried: bool = False  # this sender has asked the store for something
-    beat: int = 0  # grows while the process that sends is well
-    boot: str = ""  # the start of the computer in which this was written
+    attempted: bool = False  # creation of a run was requested; it may exist even without an answer
+    resumed: int = 0  # time of the resume, ms since 1970: later rows may repeat the server's and are compared with them
+    finished: bool = False  # the run has its final status
+    ending: Op | None = None  # the `finish` op with `lost_rows`, if only memory had it
+    rejected: int = 0  # number of entries set aside
+    lost: Sequence[int] = (0, 0)  # rejected rows and other entries that could not be written to the disk
+    outage: str = ""  # why the store is down; empty if it works
+    tried: bool = False  # this sender has made a request to the store
+    beat: int = 0  # heartbeat counter of the sending process
+    boot: str = ""  # boot ID of the computer at the time of writing
 
     def name_word(self, is_default: bool) -> str | None:
-        """Return the run's name as a command started in this folder takes it; None where it would not find the run."""
+        """Return the run's name, quoted for a command started in this folder; None if it would not find the run."""
         name = self.run_name or ""
-        is_odd = not name.isprintable() or name.startswith("-") or os.path.exists(name)  # taken for something else
+        is_odd = not name.isprintable() or name.startswith("-") or os.path.exists(name)  # read as an option or a path
         return shlex.quote(name) if name and self.name_is_free and is_default and not is_odd else None
 
 
@@ -89,22 +89,22 @@ class Ack:
 class Unsent:
     """The part of a journal that has not arrived."""
 
-    num_rows: int = 0  # on the disk, which `rl8x sync` can send
-    num_others: int = 0  # params, tags, artifacts and the status, on the disk too
-    num_lost: int = 0  # rows that only the memory of this process has, or that were dropped from it
-    num_others_lost: int = 0  # params, tags and artifacts that only the memory has
-    num_rejected: int = 0  # entries that the store does not take, which were set aside
+    num_rows: int = 0  # rows on the disk, which `rl8x sync` can send
+    num_others: int = 0  # params, tags, artifacts and the status on the disk
+    num_lost: int = 0  # rows that are only in the memory of this process, or were dropped from it
+    num_others_lost: int = 0  # params, tags and artifacts that are only in memory
+    num_rejected: int = 0  # entries that the store refused and that were set aside
 
     @property
     def lost(self) -> str:
-        """Write what is lost in words; empty where nothing is."""
+        """The numbers of lost rows and entries, in words; empty if nothing is lost."""
         rows = counted(self.num_lost, "row") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
         return " and ".join(filter(None, (rows, others)))
 
 
 def encode(op: Mapping[str, object]) -> bytes:
-    """Write an op as one line; text that no store takes is escaped, so that it can be read there."""
+    """Encode an op as one line; escape text that no store accepts, so that it stays readable."""
     line = _COMPACT.encode(op).encode()
     if _ODD_TEXT.search(line):
         line = _COMPACT.encode(_readable(op)).encode()
@@ -112,7 +112,7 @@ def encode(op: Mapping[str, object]) -> bytes:
 
 
 def decode(line: bytes) -> Op:
-    """Read an op; a line that is none becomes an op `unreadable`."""
+    """Decode an op; an invalid line becomes an op `unreadable`."""
     try:
         op = json.loads(line)
         if _ODD_TEXT.search(line):
@@ -133,7 +133,7 @@ def _readable(data: Any) -> Any:
 
 
 def without_secrets(op: Mapping[str, Any]) -> Op:
-    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    """Return an op without secrets. Rows and artifacts are returned unchanged: names, numbers and file names."""
     kind = op["op"]
     if kind in ("m", "artifact"):
         return dict(op)
@@ -143,7 +143,7 @@ def without_secrets(op: Mapping[str, Any]) -> Op:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a plain file of a journal; `OSError` for a pipe, which never ends, or a link, which may lead anywhere."""
+    """Open a regular file of a journal; raise `OSError` for a pipe, which never ends, or a link to anywhere."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -152,7 +152,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a journal, maybe somebody else's, that is a link or holds anything but plain files; nothing is opened."""
+    """Raise `TrackingError` if a journal is a link or holds anything but regular files and `files/`; opens no file."""
     try:
         if folder.is_symlink():
             raise TrackingError(f"the journal {folder} is a link, which is not followed")
@@ -166,7 +166,7 @@ def check_plain(folder: Path) -> None:
 
 
 def check_is_no_copy(folder: Path, header: Op) -> None:
-    """Refuse the copy of a journal that a process still writes: what it sends would be sent twice, and end the run."""
+    """Refuse a copy of a journal that is still being written: sending it would send rows twice and end the run."""
     original = Path(str(header.get("folder", folder)))
     with contextlib.suppress(OSError):
         if not os.path.samefile(original, folder) and is_locked(original):
@@ -185,7 +185,7 @@ _HEADER: dict[str, tuple[type, ...]] = {
 
 
 def read_header(folder: Path) -> Op:
-    """Read the first line of a journal, or raise `TrackingError` where this version cannot read it."""
+    """Read the header, the first line of a journal; raise `TrackingError` if this version cannot read it."""
     check_plain(folder)
     try:
         with os.fdopen(open_regular(folder / JOURNAL), "rb") as file:
@@ -207,12 +207,12 @@ def read_header(folder: Path) -> Op:
     return header
 
 
-# A new `ack.json` has its full size, so that a full disk stops nothing that comes later.
+# A new `ack.json` has its full size, so that a disk that becomes full later cannot stop writes to it.
 EMPTY_ACK: Final = bytes(2 * _SLOT)
 
 
 def parse_ack(data: bytes) -> tuple[Ack, int]:
-    """Read the newer slot that is whole, and its number; (`Ack()`, 0) where neither is: sending twice does no harm."""
+    """Return the newer valid slot and its number; (`Ack()`, 0) if neither is valid, as sending twice does no harm."""
     newest = (Ack(), 0)
     for slot in (data[:_SLOT], data[_SLOT : 2 * _SLOT]):
         with contextlib.suppress(ValueError, TypeError, RecursionError):
@@ -223,7 +223,7 @@ def parse_ack(data: bytes) -> tuple[Ack, int]:
 
 
 def read_ack(folder: Path) -> Ack:
-    """Read what has arrived of a journal."""
+    """Read the `ack.json` of a journal; `Ack()` if it cannot be read."""
     with contextlib.suppress(OSError, TrackingError):
         check_plain(folder)
         with os.fdopen(open_regular(folder / ACK), "rb") as file:
@@ -233,14 +233,14 @@ def read_ack(folder: Path) -> Ack:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what tells this start of the computer from the last, which may have ended by a power cut; or nothing."""
+    """Return Linux's boot ID, which changes with each start of the computer (e.g. after a power cut); "" if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def whole_lines(fd: int, end: int) -> int:
-    """Return the length of the first `end` bytes of a file up to the last newline."""
+    """Return the offset after the last newline in the first `end` bytes of a file; 0 if there is none."""
     while end > 0:
         start = max(0, end - 65536)
         newline = os.pread(fd, end - start, start).rfind(b"\n")
@@ -251,7 +251,7 @@ def whole_lines(fd: int, end: int) -> int:
 
 
 def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """Read whole lines between two offsets, each with the offset after it."""
+    """Yield the whole lines between two offsets, each with the offset after it."""
     rest = b""
     while start < end:
         data = os.pread(fd, min(READ_BYTES, end - start), start)
@@ -266,15 +266,15 @@ def read_lines(fd: int, start: int, end: int) -> Iterator[tuple[bytes, int]]:
 
 
 class Rejected:
-    """The file `rejected.jsonl` of a journal: a line for each entry, with the reason.
+    """The file `rejected.jsonl` of a journal: a line for each refused entry, with the reason.
 
-    An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives, or
-    comes after it: sent again, it would undo it.
+    An entry is dropped when a later one that replaces it (the same tag, another status) arrives or is rejected too:
+    sent again, it would undo the later one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REJECTED
-        self.lost = [0, 0]  # rows and other entries that the disk did not take
+        self.lost = [0, 0]  # rows and other entries that could not be written to the disk
         self._entries = {encode(entry): entry for entry in read_rejected(self.path)}
 
     def __len__(self) -> int:
@@ -287,11 +287,11 @@ class Rejected:
 
     @property
     def reason(self) -> str:
-        """Why the first one was not taken; empty if there is none."""
+        """Why the store refused the first entry; empty if there is none."""
         return next((str(entry["reason"]) for entry in self._entries.values()), "")
 
     def add(self, op: Op, reason: str) -> None:
-        """Set aside an op that the store does not take, so that the others can go on."""
+        """Set aside an op that the store refuses, so that sending can continue with the others."""
         self.replaced_by(op)
         entry = {"op": "rejected", "reason": hide(reason), "rejected": without_secrets(op)}
         line = encode(entry)
@@ -305,13 +305,13 @@ class Rejected:
             self.lost[op["op"] != "m"] += 1
 
     def replaced_by(self, op: Op) -> None:
-        """Drop what an op, which has arrived now, replaces."""
+        """Drop the entries that a newer op replaces."""
         keys = _keys(op)
-        if self._entries and keys:  # a row replaces nothing, and there may be thousands of them
+        if self._entries and keys:  # rows, of which there may be thousands, replace nothing
             self._keep([entry for entry in self._entries.values() if not _keys(entry["rejected"]) & keys])
 
     def replace(self, kept: list[tuple[Op, str]]) -> None:
-        """Keep these ops and reasons alone."""
+        """Replace all entries with these ops and reasons."""
         self._keep([{"op": "rejected", "reason": reason, "rejected": op} for op, reason in kept])
 
     def _keep(self, entries: list[Op]) -> None:
@@ -327,7 +327,7 @@ class Rejected:
 
 
 def read_rejected(path: Path) -> list[Op]:
-    """Read the entries that were set aside: each an op `rejected`, with that of the entry and the reason."""
+    """Read the entries that were set aside, each as an op `rejected` with the original op and the reason."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             entries = [decode(line) for line in file.read().splitlines()]
@@ -344,7 +344,7 @@ def read_rejected(path: Path) -> list[Op]:
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
-    """List what an op sets, where another op would set it anew."""
+    """Return the keys that an op sets and that a later op can overwrite."""
     match op["op"]:
         case "finish" | "resume":
             return {("status", "")}
@@ -358,7 +358,7 @@ def _keys(op: Op) -> set[tuple[str, str]]:
 
 
 def name_of(op: Op) -> str:
-    """Return what an entry is called in a message."""
+    """Return a description of an entry for messages."""
     match op:
         case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
             return f"the metric {next(iter(metrics))!r}"
@@ -378,32 +378,32 @@ def name_of(op: Op) -> str:
 
 
 def last_time(fd: int, end: int, header: Op) -> int:
-    """Return the latest time among the last lines, about half a megabyte of them, in milliseconds since 1970."""
+    """Return the latest time in the last half megabyte of lines, in milliseconds since 1970; default the header's."""
     lines = read_lines(fd, whole_lines(fd, max(0, end - READ_BYTES // 2)), end)
     times = [op["t"] for op in (decode(line) for line, _ in lines) if type(op.get("t")) is int]
     return max(times, default=int(header["t"]))
 
 
 class SendingJournal:
-    """A journal as the process that sends it has it: it reads lines, and notes what has arrived."""
+    """A journal opened by the sending process, which reads lines and records how much has arrived."""
 
     def __init__(self, folder: Path, lock: FileLock) -> None:
-        """Open the files of a journal whose lock on sending, that on `ack.json`, is held."""
+        """Open the files of a journal; `lock` is the sender's lock on `ack.json`, which the caller holds."""
         self.folder = folder
         self.header = read_header(folder)
         self._lock = lock
         self._guard = threading.Lock()
         self.ack, self._number = parse_ack(os.pread(lock.fd, 2 * _SLOT, 0))
-        self.lines: deque[tuple[int, bytes]] = deque()  # that no disk took
+        self.lines: deque[tuple[int, bytes]] = deque()  # lines that the disk refused
         self._fds = [open_regular(folder / JOURNAL), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
         self._fd = self._fds[0]
         place = Path(f"/proc/self/fd/{self._fds[1]}")
-        self.place = place if place.is_dir() else folder  # wherever the folder is moved
+        self.place = place if place.is_dir() else folder  # valid even after the folder is moved
         self.rejected = Rejected(self.place)
         generation = self.header.get("generation", 0)
         offset = self.ack.offset if self.ack.generation == generation else 0
-        # Another generation: killed between the two steps of compacting. An offset without a line: a power cut, or an
-        # edited file. Sending all again adds nothing.
+        # The generation differs after a kill between the two steps of compacting. The offset is within a line after a
+        # power cut or an edit. Sending everything again is harmless, as it adds nothing.
         if offset > self.end or whole_lines(self._fd, offset) != offset:
             offset = 0
         rejected = len(self.rejected)
@@ -411,7 +411,7 @@ class SendingJournal:
 
     @classmethod
     def open(cls, folder: Path, timeout_s: float = 0.0) -> SendingJournal | None:
-        """Open a journal; None where another process sends it, or the disk refuses."""
+        """Open a journal; None if another process is sending it, or the disk refuses."""
         lock = FileLock(folder / ACK, signs=False)
         with contextlib.ExitStack() as unless_opened, contextlib.suppress(OSError):
             unless_opened.callback(lock.release)
@@ -422,21 +422,21 @@ class SendingJournal:
 
     @property
     def end(self) -> int:
-        """The length of the file up to the end of its last whole line."""
+        """The offset after the last whole line of the file."""
         return whole_lines(self._fd, os.fstat(self._fd).st_size)
 
     @property
     def pending(self) -> bool:
-        """Whether anything has not arrived."""
+        """Whether some lines have not arrived."""
         return bool(self.lines) or self.ack.offset < self.end
 
     @property
     def is_behind(self) -> bool:
-        """Whether more has not arrived than `read` returns."""
+        """Whether more lines are pending than one call of `read` returns."""
         return len(self.lines) > _READ_LINES or self.end - self.ack.offset > READ_BYTES
 
     def read(self) -> list[tuple[Op, int | None, int]]:
-        """Read about a megabyte of ops that have not arrived: each with the offset after it, or its number."""
+        """Read about a megabyte of pending ops as (op, offset after it, 0), or from memory as (op, None, number)."""
         ops: list[tuple[Op, int | None, int]] = []
         start, size = self.ack.offset, 0
         for line, offset in read_lines(self._fd, start, self.end):
@@ -447,13 +447,13 @@ class SendingJournal:
         return ops or [(decode(line), None, number) for number, line in list(self.lines)[:_READ_LINES]]
 
     def last_time(self) -> int:
-        """Return when its process last wrote something, in milliseconds since 1970."""
+        """Return the time of the last append by the training process, in milliseconds since 1970."""
         return last_time(self._fd, self.end, self.header)
 
     def acknowledge(self, offset: int | None = None, number: int = 0, **changes: Any) -> None:
-        """Write in the older slot how far the store has the journal, to `offset` or the line `number`, or what else.
+        """Record in the older slot that the store has the journal up to `offset` or line `number`, and other `changes`.
 
-        What the disk refuses is sent twice, which adds nothing. Any thread may call.
+        If the disk refuses, lines are sent twice, which adds nothing. Any thread may call this.
         """
         with self._guard:
             if offset is not None:
@@ -472,11 +472,11 @@ class SendingJournal:
                     os.pwrite(self._lock.fd, slot.ljust(_SLOT, b"\0"), (self._number % 2) * _SLOT)
 
     def note_rejected(self) -> None:
-        """Tell how many entries are set aside."""
+        """Record the number of entries that are set aside."""
         self.acknowledge(rejected=len(self.rejected), lost=list(self.rejected.lost))
 
     def close(self) -> None:
-        """Close the files, and give the lock on sending back."""
+        """Close the files and release the sender's lock."""
         while self._fds:
             os.close(self._fds.pop())
         with self._guard:
@@ -484,18 +484,18 @@ class SendingJournal:
 
 
 def is_sent(folder: Path) -> bool:
-    """Return whether all of a journal has arrived, its run has ended, and it stays for a resume alone."""
+    """Return whether the whole journal has arrived and its run has ended, so that it is kept only for a resume."""
     ack = read_ack(folder)
     with contextlib.suppress(OSError, TrackingError):
         size = (folder / JOURNAL).lstat().st_size
-        # An offset beyond it is of a longer file, before it was compact or a power cut: what came since is not sent.
+        # An offset beyond the size counts in a longer file, before compacting or a power cut: newer lines are not sent.
         is_whole = ack.finished and not ack.rejected and ack.offset == size > 0 and ack.ending is None
         return is_whole and read_header(folder).get("generation", 0) == ack.generation
     return False
 
 
 def conclude(folder: Path) -> None:
-    """Remove a journal that has been sent and is locked; keep its rows alone where its run has checkpoints."""
+    """Remove a locked journal that has been sent, or compact it to its rows if the run has checkpoints."""
     with contextlib.suppress(OSError, TrackingError):
         header = read_header(folder)
         checkpoints, is_compact = header.get("checkpoints"), True
@@ -505,7 +505,7 @@ def conclude(folder: Path) -> None:
                 is_compact = is_compact and line.startswith(_KEPT)
                 if not line.startswith(ROW) and CHECKPOINTS_TAG.encode() in line:
                     checkpoints = decode(line).get("tags", {}).get(CHECKPOINTS_TAG, checkpoints)
-        # Their path may be one from the journal's folder.
+        # The path of the checkpoints may be relative to the journal's folder.
         if not (isinstance(checkpoints, str) and (Path(os.path.realpath(folder)) / checkpoints).is_dir()):
             remove(folder)
         elif not is_compact:
@@ -516,7 +516,7 @@ def conclude(folder: Path) -> None:
 
 
 def _compact(folder: Path, header: Op) -> None:
-    """Write a journal anew with a header and its rows; killed in between, all of them are sent again, in vain."""
+    """Rewrite a journal with a new header and only its rows; a kill halfway merely makes all rows be sent again."""
     journal = SendingJournal.open(folder, 5.0)
     if journal is None:
         return
@@ -527,7 +527,7 @@ def _compact(folder: Path, header: Op) -> None:
             os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
         ):
             file.write(encode(header))
-            file.writelines(line for line in whole if line.startswith(_KEPT))  # which may be many: none is kept here
+            file.writelines(line for line in whole if line.startswith(_KEPT))  # streamed, as there may be many
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -540,10 +540,10 @@ def _compact(folder: Path, header: Op) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a journal, whose lock the caller has, at once under its name: nobody takes its lock halfway and writes."""
+    """Remove a journal that the caller has locked, after a rename, so that nobody can lock and write a part of it."""
     gone = folder.with_name(f".{folder.name}{REMOVED}")
     with contextlib.suppress(OSError):
-        shutil.rmtree(gone, ignore_errors=True)  # of a process that was killed here
+        shutil.rmtree(gone, ignore_errors=True)  # left by a process that was killed here
         folder.rename(gone)
         folder = gone
     shutil.rmtree(folder, ignore_errors=True)
