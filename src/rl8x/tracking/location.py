@@ -1,7 +1,7 @@
-"""Where runs are kept: the user's tracking URI, or `mlruns/` in the working directory, or what a run's folder names.
+"""Find the tracking store: the user's URI, `mlruns/` in the working directory, or the store that a run's folder names.
 
-Such a folder may be somebody else's. So the database that lies beside it counts more than an address, and an address
-only where the user has named it too: requests carry the user's token.
+A run's folder may come from somebody else. So a database next to it takes precedence over an address in it, and such an
+address is used only if the user has named it too, since requests carry the user's token.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Location:
 
     Attributes:
         uri: Its tracking URI, absolute.
-        database: The file, where it is an sqlite store.
+        database: The file of an sqlite store, else None.
         artifact_root: Folder for the artifacts of a new experiment; None leaves it to MLflow.
-        guarded: Whether artifacts may go to the database's own folder only, as the user has not named the store.
+        guarded: Whether artifacts may only go to the database's own folder, since the user has not named the store.
     """
 
     uri: str = field(repr=False)  # may have a password
@@ -44,30 +44,30 @@ class Location:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        """Make the secrets of the URI known, so that they are hidden in all messages of MLflow."""
+        """Register the secrets of the URI, so that they are hidden in all of MLflow's messages."""
         learn(self.uri)
 
     @property
     def remote(self) -> bool:
-        """Whether it is reached by HTTP."""
+        """Whether the store is reached by HTTP."""
         return urlsplit(self.uri).scheme in ("http", "https") or self.uri.startswith("databricks")
 
     @property
     def shown(self) -> str:
-        """The URI without its secrets; in every process the same."""
+        """The URI without its secrets, the same in every process."""
         return hide_in_uris(self.uri)
 
 
 def mlruns_dir() -> Path:
-    """Return the default folder of runs and spools, as an absolute path if there is one."""
+    """Return `mlruns`, the default folder of runs and spools, as an absolute path if the working directory exists."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
-    return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
+    return Path("mlruns")  # the working directory was removed: nothing exists there or can be created
 
 
 @contextlib.contextmanager
 def typed_store(tracking_uri: str | None) -> Iterator[None]:
-    """Let the tracking URI of a command be the one that the user set; None changes nothing."""
+    """Use the tracking URI of a command as the user's within the context; None changes nothing."""
     global _typed
     before, _typed = _typed, tracking_uri or _typed
     try:
@@ -77,7 +77,7 @@ def typed_store(tracking_uri: str | None) -> Iterator[None]:
 
 
 def user_tracking_uri() -> str | None:
-    """Return the tracking URI that the user set, for this command, in this process or by `MLFLOW_TRACKING_URI`."""
+    """Return the tracking URI set by this command, `mlflow.set_tracking_uri` or `MLFLOW_TRACKING_URI`, in order."""
     if _typed is not None:
         return _typed
     mlflow = sys.modules.get("mlflow")
@@ -87,21 +87,21 @@ def user_tracking_uri() -> str | None:
 
 
 def shell_tracking_uri() -> str | None:
-    """Return the tracking URI that is set for a command which is started in this shell."""
+    """Return the tracking URI that a command started from this shell would use, if one is set."""
     if is_set_in_process():
-        return None  # by mlflow.set_tracking_uri(), which sets the variable too, in this process alone
+        return None  # mlflow.set_tracking_uri() sets the variable too, but only in this process
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def locate(tracking_uri: str | None = None) -> Location:
-    """Find the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory."""
+    """Return the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory."""
     uri = tracking_uri or user_tracking_uri()
     if uri is None:
         return _default_location()
     uri = with_password(uri)
     try:
         scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
-    except ValueError:  # it names the whole address
+    except ValueError:  # its text has the whole address
         raise _unreadable(uri) from None
     base = scheme.split("+")[0]
     if base == "sqlite":
@@ -123,7 +123,7 @@ def locate(tracking_uri: str | None = None) -> Location:
 
 
 def is_default(location: Location) -> bool:
-    """Return whether a command of rl8x that is started in this folder finds a store without its URI."""
+    """Return whether an rl8x command started in this folder uses this store by default, without its URI."""
     uri = shell_tracking_uri()
     with contextlib.suppress(TrackingError):
         return (locate(uri) if uri else _default_location()).uri == location.uri
@@ -143,9 +143,9 @@ def _default_location() -> Location:
 
 
 def _checked(database: Path) -> Path:
-    """Refuse a path beside which MLflow would put the files of runs into a folder of another name."""
+    """Refuse a path that is not UTF-8, as MLflow would put the artifacts into a folder of another name."""
     try:
-        os.fsencode(database).decode()  # whatever the locale
+        os.fsencode(database).decode()  # independent of the locale
     except UnicodeDecodeError:
         raise TrackingError(
             f"MLflow cannot keep runs in {str(database.parent)!r}, whose name is not UTF-8: work in another folder, or "
@@ -155,7 +155,7 @@ def _checked(database: Path) -> Path:
 
 
 def _check_password(uri: str, scheme: str) -> None:
-    """Refuse a password whose characters make another address of the URI, which error texts would then show."""
+    """Refuse a password that splits the URI in the wrong place, as error texts would then show a part of it."""
     if scheme in ("http", "https"):
         try:
             readable = urlsplit(uri).port != 0
@@ -185,13 +185,13 @@ def _sqlite_location(uri: str) -> Location:
     plain_uri = sqlite_uri(database)
     own_uri = plain_uri if driver == "sqlite" else driver + plain_uri[plain_uri.index(":") :]
     absolute = own_uri + (f"?{query}" if query else "")
-    # Beside the database in our own layout; elsewhere MLflow's default, which users know.
+    # Next to the database in rl8x's own layout, otherwise MLflow's default, which users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)
 
 
 def make_mlruns(folder: Path) -> None:
-    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is."""
+    """Create a folder for runs that git ignores, or raise `OSError`; an existing folder stays unchanged."""
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
@@ -199,7 +199,7 @@ def make_mlruns(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put the password back into a URI in which it is hidden, if the user set that URI or this process has seen it."""
+    """Restore the hidden password of a URI that the user set or this process has seen, or raise `TrackingError`."""
     if not is_hidden(uri):
         return uri
     mine = user_tracking_uri()
@@ -210,16 +210,16 @@ def with_password(uri: str) -> str:
 
 
 def beside(folder: Path, database: Path | None) -> str | None:
-    """Return a database's path from a run's folder, `../../mlflow.db`; None where the two do not move together."""
+    """Return a database's path relative to a run's folder, `../../NAME`; None if it is not two folders above."""
     if database is None or Path(os.path.realpath(database.parent)) != _root(folder):
         return None
     return f"../../{database.name}"
 
 
 def store_of(folder: Path, tracking_uri: str | None = None) -> dict[str, str | None]:
-    """Return the tracker's options for what is kept in a folder such as `mlruns/studies/NAME`.
+    """Return the tracker's options for runs of a folder such as `mlruns/studies/NAME`.
 
-    Where nobody names a store, the database beside it counts before that of the working directory.
+    If no store is named, the database two folders above takes precedence over that of the working directory.
     """
     root = _root(folder)
     if (tracking_uri or user_tracking_uri()) is None and root != mlruns_dir() and (root / "mlflow.db").exists():
@@ -228,7 +228,7 @@ def store_of(folder: Path, tracking_uri: str | None = None) -> dict[str, str | N
 
 
 def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
-    """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`."""
+    """Return the store that a record in a run's folder names by its URI and by `database`, the result of `beside`."""
     database_name = _BESIDE.fullmatch(str(record.get("database") or ""))
     if database_name is None or database_name[1] == "..":
         return locate(uri)
@@ -239,12 +239,12 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
     if named is not None and named.database is not None and named.database.exists() and not database.exists():
         return named
     location = locate(sqlite_uri(database))
-    own_layout = named is not None and named.artifact_root is not None  # the folder may have another name since
+    own_layout = named is not None and named.artifact_root is not None  # the folder may have been renamed since
     return replace(location, artifact_root=database.with_name("artifacts") if own_layout else location.artifact_root)
 
 
 def is_users_own(location: Location, folder: Path) -> bool:
-    """Return whether a store that a run's folder names lies beside it, or is the one that training would use here."""
+    """Return whether a store named by a run's folder lies `beside` it, or is the one that training would use here."""
     if beside(folder, location.database) is not None:
         return True
     with contextlib.suppress(TrackingError):

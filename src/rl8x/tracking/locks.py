@@ -1,4 +1,4 @@
-"""Locks on a file or a folder, which are released when the process that holds them ends, however it ends."""
+"""Locks on a file or folder that are released when the holding process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _held_guard = threading.RLock()
 
 
 class FileLock:
-    """An exclusive lock between processes, and between the threads of one.
+    """An exclusive lock between processes, and between the threads of one process.
 
-    It is `flock`'s: other than a POSIX record lock it stays where this process opens and closes the file once more. A
-    forked child would share it, and keep it beyond the end of its parent: so the child closes it at once.
+    It uses `flock`: unlike a POSIX record lock, the lock is kept when this process opens and closes the file again. A
+    forked child would share the lock and keep it after the parent's end, so the child closes its copy at once.
     """
 
     def __init__(self, path: Path, *, signs: bool = True) -> None:
         self.path = path
         self._signs = signs
-        # In somebody else's folder it may be a link to any file, which would be cut to nothing.
+        # In somebody else's folder the path may be a link to any file, which would be truncated.
         self._opened = {path: os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW}
-        self._fds: list[int] = []  # while it is held, of each
+        self._fds: list[int] = []  # the open files while the lock is held
 
     @property
     def fd(self) -> int:
-        """The open file of a lock that is held; -1 where it is not."""
+        """The descriptor of the locked file; -1 if the lock is not held."""
         return self._fds[-1] if self._fds else -1
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds it; a fork of the one that does never does."""
+        """Whether this process holds the lock; False in a forked child of the holder."""
         return bool(self._fds)
 
     def acquire(self, timeout_s: float = 0.0) -> bool:
-        """Take the lock, waiting at most `timeout_s`; False where another one keeps it."""
+        """Take the lock, waiting at most `timeout_s`; return False if another holder keeps it."""
         deadline = time.monotonic() + timeout_s
         while not self._try():
             if time.monotonic() >= deadline:
@@ -67,14 +67,14 @@ class FileLock:
                 unless_locked.pop_all()
             self._fds = fds
             _held.add(self)
-            with contextlib.suppress(OSError):  # only there to be read by a person or an error message
+            with contextlib.suppress(OSError):  # the ID is only for people and error messages
                 if self._signs:
                     os.ftruncate(self.fd, 0)
                     os.pwrite(self.fd, str(os.getpid()).encode(), 0)
             return True
 
     def owner(self) -> str:
-        """Return the name of the process that last took the lock, for a message."""
+        """Return a name of the process that holds the lock, for a message."""
         pid = ""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             pid = self.path.read_text().strip()
@@ -82,37 +82,37 @@ class FileLock:
         return "another process" if not pid else "this process" if pid == str(os.getpid()) else f"process {pid}"
 
     def release(self) -> None:
-        """Give the lock back; without effect where it is not held."""
+        """Release the lock; no effect if it is not held."""
         with _held_guard:
             if self._fds:
-                with contextlib.suppress(OSError):  # whose process ends without that has left its number there
+                with contextlib.suppress(OSError):  # a killed process leaves its ID in the file, see `was_left`
                     if self._signs:
                         os.ftruncate(self._fds[-1], 0)
                 for fd in self._fds:
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing would not do where a library of C has forked
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if a C library has forked
                 self.close()
 
     def close(self) -> None:
-        """Close the files of a lock that is held: in a forked child, where the parent goes on holding it."""
+        """Close the files without unlocking: in a forked child, the parent continues to hold the lock."""
         while self._fds:
             os.close(self._fds.pop())
         _held.discard(self)
 
     def __enter__(self) -> FileLock:
-        """Take the lock, however long it takes."""
+        """Take the lock, waiting as long as needed."""
         self.acquire(timeout_s=float("inf"))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self.release()
 
 
 class FolderLock(FileLock):
-    """A lock on a folder, which no clean-up removes unnoticed, and on the file `lock` in it.
+    """A lock on a folder and on the file `lock` in it; a clean-up that deletes the file leaves the folder locked.
 
-    The file says who has it, or had it when it was killed, and keeps other machines away: file systems of networks pass
-    on locks of files, not of folders.
+    The file has the ID of the holder, or of a killed one, and excludes other machines: network file systems share locks
+    on files, but not on folders.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -122,17 +122,17 @@ class FolderLock(FileLock):
 
     @property
     def place(self) -> Path:
-        """A path to the folder that leads there wherever it is moved while the lock is held, where the system can."""
+        """A path that stays valid if the locked folder is moved, on systems with `/proc`; else the folder's path."""
         place = Path(f"/proc/self/fd/{self._fds[0]}") if self._fds else self.folder
         return place if place.is_dir() else self.folder
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the folder of a lock that is held is gone, and nowhere else."""
+        """Whether the lock is held and its folder was deleted, not moved."""
         return self.is_held and os.fstat(self._fds[0]).st_nlink == 0
 
     def follow(self) -> bool:
-        """Look where the folder of a lock that is held is now; return whether it was moved."""
+        """Update the path if the locked folder was moved; return whether it was."""
         folder = moved_to(self._fds[0], self.folder) if self.is_held else None
         if folder is not None:
             self.folder, self.path = folder, folder / LOCK
@@ -141,7 +141,7 @@ class FolderLock(FileLock):
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process holds the lock on a folder; makes and changes nothing."""
+    """Return whether a process holds the lock on a folder; creates and changes nothing."""
     for path in (folder, folder / LOCK):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -154,14 +154,14 @@ def is_locked(folder: Path) -> bool:
 
 
 def was_left(folder: Path) -> bool:
-    """Return whether the last process with the lock on a folder ended without giving it back, as a killed one does."""
+    """Return whether the last holder of a folder's lock ended without releasing it, as a killed process does."""
     with contextlib.suppress(OSError):
         return (folder / LOCK).stat().st_size > 0 and not is_locked(folder)
     return False
 
 
 def _holder(path: Path) -> str:
-    """Return the number of the process that holds a lock, as Linux tells it; else nothing."""
+    """Return the ID of the process that holds a lock, from Linux's `/proc/locks`; "" if unknown."""
     with contextlib.suppress(OSError):
         status = path.stat()
         named = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -173,13 +173,13 @@ def _holder(path: Path) -> str:
 
 
 def _lock(fd: int, kind: int) -> bool:
-    """Lock an open file or folder; False where it is locked by another opening of it."""
+    """Lock an open file or folder; return False if it is locked through another descriptor."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):  # a file system may lock files alone
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):  # some file systems cannot lock folders
             raise
     return True
 

@@ -1,4 +1,4 @@
-"""Keep a run in MLflow: rows go to a journal on the disk, which another process sends to MLflow."""
+"""Track a run in MLflow: rows go to a journal on the disk, which another process sends to MLflow."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from rl8x.tracking.shipping import OpenRun
 from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 _log = logger(__name__)
-_BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
+_BUSY_WAIT_S = 30.0  # how long a resumed run waits for `rl8x sync` to finish sending its spool
 
 
 @dataclass(eq=False, repr=False)
 class MLflowTracker:
-    """Keeps one run in MLflow; nothing that was logged is lost, and training never waits for the store.
+    """Tracks one run in MLflow without losing logged data; training never waits for the store.
 
     Each call writes a line to a journal on the disk, which another process reads and sends to MLflow, so that MLflow
-    takes nothing from the training. While the store is away the lines wait, and `rl8x sync` sends what is left when
-    the process has ended. `start()` begins the run: in the user's active run if there is one, else in the user's
-    tracking URI, else in `mlruns/mlflow.db` in the working directory.
+    does not slow the training. Lines wait while the store is down, and `rl8x sync` sends the rest after the process has
+    ended. `start()` begins the run: in the user's active run if there is one, else in the user's tracking URI, else in
+    `mlruns/mlflow.db` in the working directory.
 
     Args:
         experiment_name: Experiment of a new run; default that of MLflow's environment variables, else "rl8x".
@@ -59,14 +59,14 @@ class MLflowTracker:
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started, such as `parent_tag(run_id)`.
         params: Params for each run that is started.
-        run_key: The run's own key, such as `uuid.uuid4().hex`: a run that was begun under it, in whichever process, is
-            gone on with instead of beginning another.
-        system_metrics: Whether processors, memory and GPUs are sampled, as `system/...`; None is what MLflow's
-            variable `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING` says.
+        run_key: The run's own key, such as `uuid.uuid4().hex`: a run that any process began under this key is resumed
+            instead of beginning another.
+        system_metrics: Whether to sample processors, memory and GPUs, as `system/...`; None follows MLflow's variable
+            `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING`.
         curves: Whether the run gets a picture of its learning curves.
-        thinning: Which rows are sent, and where all are kept, as the artifact of that name; None sends all.
-        finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
-            not answered yet, since MLflow is being imported and the database made.
+        thinning: Selects the rows to send, and keeps all in a file that becomes an artifact; None sends all rows.
+        finish_timeout_s: Longest time in seconds that `finish` waits for all data to arrive; a minute more if the
+            store has not answered yet, to allow for importing MLflow and creating the database.
         outage_timeout_s: Seconds that `finish` waits for a store that is down. It counts as down when a
             request has failed: at once if nothing listens, after `request_timeout_s` if a server is silent, and after
             5 s if the process that talks to MLflow has been stopped.
@@ -78,8 +78,8 @@ class MLflowTracker:
         ValueError: If a number of seconds is negative or infinite.
 
     Attributes:
-        resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
-        names_before: The `names` of the run to resume, as the process that began it had them.
+        resumed_spool: The last folder of the spool of the run to resume, if not in `spool_dir`.
+        names_before: The `names` of the run to resume, from the process that began it.
     """
 
     experiment_name: str | None = None
@@ -99,7 +99,7 @@ class MLflowTracker:
     interval_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Begin without a run; raise where a name is no text, or a number of seconds is none."""
+        """Check the arguments; no run begins yet."""
         for name in ("experiment_name", "run_name", "tracking_uri", "run_key"):
             if not isinstance(text := getattr(self, name), str | None):
                 raise TypeError(f"MLflowTracker: `{name}` must be a text or None; got {text!r}. Try str(...).")
@@ -109,9 +109,9 @@ class MLflowTracker:
                 raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
         self.resumed_spool: Path | None = None
         self._last: OpenRun | None = None  # the last run
-        self._run: OpenRun | None = None  # that one, while it goes on
-        self._repeats: JournalRepeats | None = None  # while rows may come again
-        self._by_server = False  # where the store alone knows which
+        self._run: OpenRun | None = None  # the same run until it is finished
+        self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
+        self._by_server = False  # whether only the store knows the rows that may repeat
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._names = _name_tables({})
         self._last_time = 0
@@ -136,7 +136,7 @@ class MLflowTracker:
 
     @property
     def database(self) -> Path | None:
-        """The file that the last run is kept in; None where it is kept otherwise."""
+        """The sqlite file of the last run's store; None if there is no run or another kind of store."""
         return None if self._last is None else self._last.location.database
 
     @property
@@ -146,16 +146,16 @@ class MLflowTracker:
 
     @property
     def names(self) -> dict[str, dict[str, str]]:
-        """The names that MLflow takes of those that it does not take, of metrics, params and tags, as plain data."""
+        """Legal names by the given names that MLflow would refuse, for metrics, params and tags, as plain data."""
         return {kind: table.state for kind, table in self._names.items()}
 
     def whereabouts(self) -> Whereabouts | None:
-        """Describe where the last run is, and what of it has not arrived and why; None before the first run."""
+        """Return the place of the last run, its unsent part and the reason; None before the first run."""
         run = self._last
         return None if run is None else Whereabouts(run.location, run.journal, run.outage)
 
     def check(self) -> None:
-        """Raise `TrackingError` where the store cannot be written; touches nothing."""
+        """Raise `TrackingError` if the store's address is invalid or its folders cannot be written; changes nothing."""
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
@@ -175,7 +175,7 @@ class MLflowTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one.
+        """Begin a run, or resume one.
 
         Raises:
             RuntimeError: A run has been started and not finished.
@@ -194,7 +194,7 @@ class MLflowTracker:
             self._texts("tags", {**(self.tags or {}), **tags}),
         ]
         going_on = not repeats and resume is not None and self._is_last(resume)
-        before = self._repeats if going_on else None  # what had not come again yet
+        before = self._repeats if going_on else None  # rows that may still repeat
         journal, location = self._open(resume, self._last if going_on else None)
         self._repeats = before
         if resume is not None:
@@ -228,7 +228,7 @@ class MLflowTracker:
         return None if self._last is None else self._last.journal
 
     def _open(self, resume: str | None, before: OpenRun | None) -> tuple[Journal, Location]:
-        """Make the journal of a new run, or open or make that of a run to resume, which may be this tracker's last."""
+        """Create a new run's journal, or open or create that of a resumed run, maybe this tracker's last (`before`)."""
         header = self._new_header()
         active = user_run_id(self.tracking_uri) if resume is None else None
         if active is not None:
@@ -237,14 +237,14 @@ class MLflowTracker:
         if resume is None:
             return self._create(header, locate(self.tracking_uri))
         journal = self._reopened(resume)
-        own = before.location if before is not None else None  # whatever the user has chosen since
+        own = before.location if before is not None else None  # even if the user has chosen another store since
         if journal is not None:
             try:
                 return journal, own or self._location_of(journal)
             except TrackingError:
                 journal.close()
                 raise
-        # It was sent and removed.
+        # The journal was sent and removed.
         location = own or locate(self.tracking_uri)
         if before is not None:
             header["owns"] = before.journal.header["owns"]
@@ -256,16 +256,16 @@ class MLflowTracker:
                 "tracking_uri or MLFLOW_TRACKING_URI, or go on untracked, by Trainer.resume(..., tracker=NullTracker())"
             )
         if self.run_key is not None and not (self.spool_root / self.run_key).exists():
-            header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
+            header["spool_id"] = self.run_key  # so that a journal left by a killed process is found by the key too
         return self._create({**header, "run_id": resume}, location)
 
     def _is_last(self, handle: str) -> bool:
-        """Whether a handle is of this tracker's last run, which has another one once the store has made it."""
+        """Whether a handle names this tracker's last run, by the run's ID or by the journal's."""
         journal = self._journal
         return journal is not None and handle in (self.run_id, f"{HANDLE_PREFIX}{journal.header['spool_id']}")
 
     def _new_header(self) -> Op:
-        """Return the header of a journal that is made now, with the experiment that MLflow's variables name."""
+        """Return the header of a new journal; the experiment defaults to the one that MLflow's variables name."""
         name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
         chosen_store = self.tracking_uri or user_tracking_uri()
         experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
@@ -286,7 +286,7 @@ class MLflowTracker:
         return Journal.create(self.spool_root, {**header, "uri": location.shown, "database": database}), location
 
     def _reopened(self, handle: str) -> Journal | None:
-        """Open the journal of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
+        """Open the journal of a run to resume; None if there is none. Waits while `rl8x sync` is sending it."""
         last = self.spool_folder if self._is_last(handle) else None
         roots = [*(spool.parent for spool in (last, self.resumed_spool) if spool is not None), self.spool_root]
         folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
@@ -297,10 +297,10 @@ class MLflowTracker:
         except TrackingError:
             if (folder / JOURNAL).exists():
                 raise
-            return None  # it was sent and removed meanwhile
+            return None  # sent and removed in the meantime
 
     def _location_of(self, journal: Journal) -> Location:
-        """Find the store for a journal that is there: the one that the user chose, else the one it was made for."""
+        """Return the store of an existing journal: the one that the user chose, else the one recorded in it."""
         chosen = self.tracking_uri or user_tracking_uri()
         if chosen is not None:
             return locate(chosen)
@@ -316,12 +316,12 @@ class MLflowTracker:
         return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
 
     def finish(self, status: Status) -> None:
-        """End the run: send the rest, but do not wait long for a store that is away; see `Tracker.finish`."""
+        """End the run and send the rest, without waiting long for a store that is down; see `Tracker.finish`."""
         check_status(status)
         run = self._own_run
         if run is None:
             return
-        if self.thinning is not None:  # what was held back, as far as the limits allow, and the file of all rows
+        if self.thinning is not None:  # log held-back points within the limits, and the file of all rows
             for step, time_ms, points in self.thinning.rest():
                 self._log_row(step, time_ms, points)
             if self.thinning.path.exists():
@@ -331,7 +331,7 @@ class MLflowTracker:
         run.finish()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until all that was logged has arrived; False where it has not in time."""
+        """Wait until everything that was logged has arrived; return False if it does not in time."""
         run = self._own_run
         if run is None:
             return True
@@ -339,7 +339,7 @@ class MLflowTracker:
         return run.wait(run.journal.mark(), timeout_s, min(timeout_s, self.outage_timeout_s))
 
     def sync_to_disk(self) -> None:
-        """Make what was logged survive a power cut; may be called by any thread."""
+        """Make logged data survive a power cut; any thread may call this."""
         run = self._own_run
         if run is not None:
             if self.thinning is not None:
@@ -348,11 +348,11 @@ class MLflowTracker:
 
     @property
     def _own_run(self) -> OpenRun | None:
-        """The run; None in a forked child, which has a copy of this object, but the run is its parent's."""
+        """The run; None in a forked child, which has a copy of this object while the run belongs to its parent."""
         return self._run if os.getpid() == self._pid else None
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log one row; a name that MLflow does not take is logged under one of its own that it takes, with a warning.
+        """Log one row; a name that MLflow would refuse is replaced by a unique legal name, with a warning.
 
         Raises:
             TypeError: A value is not a number, a name not a string, or the step not an integer.
@@ -368,7 +368,7 @@ class MLflowTracker:
             self._log_row(at, time_ms, row)
 
     def _log_row(self, step: int, time_ms: int, row: dict[str, float]) -> None:
-        """Append a row, without what comes again after a resume."""
+        """Append a row, without points that repeat after a resume."""
         repeats = self._repeats
         if repeats is None:
             self._append({"op": "m", "t": time_ms, "s": step, "m": row})
@@ -381,7 +381,7 @@ class MLflowTracker:
             self._append({"op": "m", "t": when, "s": at, "m": points})
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
+        """Add hyperparameters. A param with a different value keeps it, and a tag records the new value."""
         if params:
             self._append(self._texts("params", params))
 
@@ -391,19 +391,19 @@ class MLflowTracker:
             self._append(self._texts("tags", tags))
 
     def _texts(self, kind: str, values: Mapping[str, object]) -> Op:
-        """Make the op of params or tags."""
+        """Return the op that logs params or tags."""
         named = self._names[kind.rstrip("s")].legal(values)
         return {"op": kind, kind: {name: _text(value) for name, value in named.items()}}
 
     def describe(self, text: str, folder: str | None = None) -> None:
-        """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
+        """Describe the run on its page, in Markdown; a description that the user wrote or changed stays."""
         self._append({"op": "describe", "text": text, "folder": folder})
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep a copy of a file or folder, as it is now, without the spools and the artifacts of runs in it.
+        """Log a copy of the current file or folder, without spools and artifacts of runs inside it.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The file or folder does not exist.
             TrackingError: `artifact_path` leads out of the run's artifacts.
         """
         source = Path(path)
@@ -426,19 +426,19 @@ class MLflowTracker:
         register: str | None = None,
         alias: str | None = None,
     ) -> None:
-        """Keep the file of a policy, as it is now, as a model of MLflow's.
+        """Log the current file of a policy as an MLflow model.
 
         Args:
             path: The file that `Policy.save` wrote.
             description: The model's description by `artifacts.describe_model`.
-            name: What the model is called, without `/ : . % " '`.
-            step: The step of the clock at which the policy was as it is.
-            metrics: What was measured then; the models of an experiment can be ranked by it.
-            register: A name in the model registry of which it becomes a version.
-            alias: What that version is called, such as `champion`, for `models:/NAME@champion`.
+            name: Name of the model, without `/ : . % " '`.
+            step: The step of the clock at which the policy was saved.
+            metrics: Metrics at that step; MLflow can rank the models of an experiment by them.
+            register: Name of a registered model that gets this model as a new version.
+            alias: Alias of that version, such as `champion`, for `models:/NAME@champion`.
 
         Raises:
-            RuntimeError: If no run goes on.
+            RuntimeError: If no run is active.
             ValueError: If MLflow would refuse one of the names.
         """
         check_model_names(name, register, alias)
@@ -458,7 +458,7 @@ class MLflowTracker:
         self._append({"op": "model", "file": file, "about": about})
 
     def _kept(self, source: Path) -> str | None:
-        """Copy a file or folder to the journal and return its name there; None where the disk refuses, or in a fork."""
+        """Copy a file or folder to the journal and return its path there; None if the disk refuses, or in a fork."""
         self._running()
         run = self._own_run
         if run is None:
@@ -471,16 +471,16 @@ class MLflowTracker:
             return None
 
     def log_text(self, text: str, artifact_file: str) -> None:
-        """Keep a text as an artifact; raises `TrackingError` where its name leads out of the run's artifacts."""
+        """Log a text as an artifact; raise `TrackingError` if its name leads out of the run's artifacts."""
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def log_curves(self, series: Series, title: str, clock: str) -> None:
-        """Have learning curves drawn and kept as an artifact.
+        """Have learning curves drawn and logged as an artifact.
 
         Args:
-            series: (step, value) pairs by a curve's name; see `rl8x.tracking.pages`.
+            series: (step, value) pairs by the curve's name; see `rl8x.tracking.pages`.
             title: Title of the picture.
-            clock: Name of the counter that the steps are of.
+            clock: Name of the counter that gives the steps.
         """
         if self.curves:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})
@@ -497,13 +497,13 @@ class MLflowTracker:
             self._own_run.append(op)
 
     def _now(self) -> int:
-        """Return milliseconds since 1970, always more than before: of one step and time MLflow keeps a value once."""
+        """Return milliseconds since 1970, strictly increasing: MLflow merges equal values of one step and time."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
 
 
 def _text(value: object) -> str:
-    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    """Return a param as text; one without a text, such as an int of 5,000 digits, does not end the run."""
     try:
         return str(value)
     except Exception as error:
@@ -511,5 +511,5 @@ def _text(value: object) -> str:
 
 
 def _name_tables(before: Mapping[str, Mapping[str, str]]) -> dict[str, NameTable]:
-    """Return a table for each kind of name; those of params and tags, of which there may be many, warn less."""
+    """Return a table for each kind of name; only that of metrics warns of each change, as others may be many."""
     return {kind: NameTable("metric" * (kind == "metric"), before.get(kind, {})) for kind in ("metric", "param", "tag")}

@@ -1,8 +1,8 @@
-"""What of a run a store's pages show: thinned rows, a picture of learning curves, samples of the machine.
+"""Data for the store's pages of a run: thinned rows, a picture of learning curves, and samples of the machine.
 
-Thinned, a metric's first 128 points are sent as they come, then 64 for each doubling of their number. When the run
-ends, points are added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the
-last one. A point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
+With thinning, a metric's first 128 points are sent as they come, then 64 for each doubling of their number. When the
+run ends, the last point and every k-th one are added, where k is the smallest power of two within the limit. Only a
+point's index in its metric decides, so that a resumed run, which repeats rows, sends the same points.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logger(__name__)
 
 _DENSE: Final = 128
-# Metrics that matter most, and those that are left out first if there is no room for all.
+# Prefixes of the most important metrics; below, those of metrics that are left out first if there are too many.
 _FIRST: Final = (
     "eval/",
     "test/",
@@ -47,18 +47,18 @@ _FIRST: Final = (
     "env_config/",
 )
 _LAST: Final = ("profiling/", "memory/", "rewards/", "episodes/info/")
-# By rank, how many keys stay free for more important metrics, which may come later, as evaluations do.
+# Number of keys kept free, by rank, for more important metrics that may come later, such as evaluations.
 _KEPT_FREE: Final = (0, 12, 24)
 
 
 class Thinning:
-    """Decides which points of a run are sent, and keeps all rows in a file: a line of JSON each, step, time, metrics.
+    """Selects the points of a run to send, and writes all rows to a file: a JSON line with step, time and metrics each.
 
     Args:
-        path: The file; it is the run's own, and a resumed run goes on in it.
-        max_points: Points of a metric at most; at least 1,280.
-        max_keys: Metrics at most, at least 25. Which come first is decided by their groups: evaluations, returns and
-            counters are never left out for losses, nor those for times and memory.
+        path: The file, which belongs to one run; a resumed run appends to it.
+        max_points: Largest number of points of a metric, at least 1,280.
+        max_keys: Largest number of metrics, at least 25. Their groups decide which are sent: evaluations, returns and
+            counters are never left out for losses, and losses never for times and memory.
 
     Raises:
         ValueError: If a limit is too small.
@@ -79,13 +79,13 @@ class Thinning:
         self._has_failed = False
 
     def begin(self, *, repeats: bool) -> None:
-        """Begin, or go on with what is in the file.
+        """Open the file, and continue the rows that it has.
 
         Args:
-            repeats: Whether the first row says from which step on rows repeat.
+            repeats: Whether rows in the file repeat, from the step of the first new row on.
 
         Raises:
-            OSError: If the file cannot be made.
+            OSError: If the file cannot be created.
         """
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,10 +94,10 @@ class Thinning:
         self._goes_back = repeats
 
     def _read_back(self, again: tuple[int, Collection[str]] | None) -> None:
-        """Count the rows in the file; cut off a torn line, and all rows from the one on that comes `again`.
+        """Count the rows in the file; cut off a torn line, and all rows from the first one that repeats.
 
-        That is the first of its step, given here beside its metrics, with some of these. A run that had ended has
-        others of that step, which do not come again.
+        `again` has the step and the metric names of the repeated row. The cut is at the first row of that step with one
+        of these names, or of a later step. A run that had ended has other rows of that step, which do not repeat.
         """
         assert self._file is not None
         self._counts.clear()
@@ -118,7 +118,7 @@ class Thinning:
         self._file.seek(end)
 
     def _count(self, row: Mapping[str, Any]) -> dict[str, int]:
-        """Return the place of each point of a row among its metric's, for the metrics that are sent."""
+        """Return the index of each point of a row within its metric, for the metrics that are sent."""
         places = {}
         for name in row["metrics"]:
             if name not in self._keys:
@@ -143,15 +143,15 @@ class Thinning:
         return False
 
     def take(self, step: int, time: int, row: Mapping[str, float]) -> dict[str, float]:
-        """Keep a row in the file.
+        """Write a row to the file.
 
         Args:
-            step: Where the clock is.
+            step: The clock's current value.
             time: Milliseconds since 1970.
             row: Numbers by name.
 
         Returns:
-            What of it is to be sent now.
+            The points of the row to send now.
         """
         assert self._file is not None
         if self._goes_back:
@@ -160,13 +160,13 @@ class Thinning:
         kept = {"step": step, "time": time, "metrics": dict(row)}
         try:
             self._file.write(json.dumps(kept).encode() + b"\n")
-            self._file.flush()  # what the disk does not take now is tried again with the next row
+            self._file.flush()  # a failed write is tried again with the next row
         except OSError as error:
             self._failed(error)
         return {name: row[name] for name, place in self._count(kept).items() if is_sent_at_once(place)}
 
     def rest(self) -> Iterator[tuple[int, int, dict[str, float]]]:
-        """Yield step, time and points of the rows that are to be sent as well, now that the run has ended."""
+        """Yield step, time and points of the additional rows to send at the end of the run."""
         assert self._file is not None
         counts, filled = dict(self._counts), self._filled.copy()
         added = {count: _added(count, self.max_points) for count in set(counts.values())}
@@ -178,7 +178,7 @@ class Thinning:
             return
         for line in self._file:
             row = _parsed(line)
-            if row is None:  # a full disk took a part of it
+            if row is None:  # a full disk took only a part of it
                 continue
             points = {}
             metrics = row["metrics"]
@@ -197,7 +197,7 @@ class Thinning:
         self._has_failed = True
 
     def sync(self) -> None:
-        """Make what was kept survive a power cut."""
+        """Make the written rows survive a power cut."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.fsync(self._file.fileno())
@@ -211,7 +211,7 @@ class Thinning:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Read a line; None where it was torn."""
+    """Parse a line; None if it is torn or invalid."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -222,12 +222,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def is_sent_at_once(place: int) -> bool:
-    """Whether a metric's point is sent when it comes: in the n-th doubling after the dense ones, every 2^n-th is."""
+    """Whether a metric's point is sent at once: in the n-th doubling after the first 128, every 2^n-th point is."""
     return place % (1 << (place // _DENSE).bit_length()) == 0
 
 
 def _added(count: int, max_points: int) -> NDArray[np.bool_]:
-    """Return which points of a metric are sent when the run ends, in addition to those sent at once, bool `[count]`."""
+    """Return the mask of a metric's points to add at the end of the run to those sent at once, bool `[count]`."""
     places = np.arange(count)
     doublings = np.ceil(np.log2(places // _DENSE + 1)).astype(np.int64)
     sent = places % (1 << doublings) == 0
@@ -242,13 +242,13 @@ def _added(count: int, max_points: int) -> NDArray[np.bool_]:
 
 CURVES_FILE: Final = "learning-curves.png"
 Series = Mapping[str, Sequence[Sequence[float]]]
-"""Steps and values of metrics, by name: a pair for each point."""
+"""(step, value) pairs of metrics, by name."""
 
-_drawing = threading.Lock()  # Matplotlib's settings are those of the whole process
+_drawing = threading.Lock()  # Matplotlib's settings are global to the process
 
 
 def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
-    """Draw learning curves as a PNG."""
+    """Draw learning curves as a PNG; None if no curve has two points, or drawing fails."""
     try:
         lines = {name: np.asarray(points, dtype=np.float64) for name, points in series.items() if len(points) > 1}
         if not lines:
@@ -256,7 +256,7 @@ def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
         with _drawing:
             picture = Drawing("learning-curves", title, "", functools.partial(_draw, lines, clock))
             return drawing.png(picture, LIGHT, titled=True)
-    except Exception:  # a broken Matplotlib, or a spool that somebody has edited
+    except Exception:  # such as a broken Matplotlib, or an edited spool
         _log.debug("tracking: the learning curves cannot be drawn", exc_info=True)
         return None
 
@@ -280,18 +280,18 @@ _MB: Final = 1e6
 
 
 class SystemSampler:
-    """Measures processors, memory and NVIDIA's GPUs now and then; a sample takes about a millisecond."""
+    """Measures processors, memory and NVIDIA GPUs every `interval_s`; a sample takes about a millisecond."""
 
     def __init__(self, pid: int, interval_s: float) -> None:
         self.interval_s = interval_s
         self._process = psutil.Process(pid)
         self._nvml, self._gpus = _gpus()
-        psutil.cpu_percent()  # both measure since the call before
+        psutil.cpu_percent()  # both measure since the previous call
         self._process.cpu_percent()
         self._due = time.monotonic() + self.interval_s
 
     def sample(self) -> dict[str, float]:
-        """Return what is measured now, where a sample is due; else nothing."""
+        """Return measurements by metric name if a sample is due, else an empty dict."""
         now = time.monotonic()
         if now < self._due:
             return {}
@@ -305,7 +305,7 @@ class SystemSampler:
             "process_memory_megabytes": self._process.memory_info().rss / _MB,
         }
         for index, gpu in enumerate(self._gpus):
-            with contextlib.suppress(Exception):  # a part of a GPU does not say all
+            with contextlib.suppress(Exception):  # a partition of a GPU does not report everything
                 used = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
                 measured[f"gpu_{index}_memory_usage_megabytes"] = used.used / _MB
                 measured[f"gpu_{index}_memory_usage_percentage"] = 100 * used.used / used.total
@@ -314,23 +314,23 @@ class SystemSampler:
 
 
 def _gpus() -> tuple[Any, list[Any]]:
-    """Return NVIDIA's interface and its GPUs, where the package nvidia-ml-py finds some."""
+    """Return the module `pynvml` of nvidia-ml-py and its GPU handles; (None, []) if it finds none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # not installed, or without a driver that it knows
+    except Exception:  # not installed, or no suitable driver
         return None, []
 
 
 def is_asked_for(choice: bool | None, *, owns: bool) -> bool:
-    """Whether to sample: where the user says so, to rl8x or, of a run that rl8x began, to MLflow."""
+    """Whether to sample the machine: the user's `choice`, else MLflow's switch if rl8x began the run (`owns`)."""
     return choice if choice is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
 
 
 def interval() -> float:
-    """Return the seconds between two samples, from MLflow's variable for them."""
+    """Return the seconds between two samples, from MLflow's variable; default 10."""
     try:
         interval_s = float(os.environ.get(INTERVAL, _INTERVAL_S))
     except ValueError:

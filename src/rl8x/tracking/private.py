@@ -1,7 +1,7 @@
-"""What rl8x knows of MLflow's inside, none of it promised: private names, and the tables of its sqlite databases.
+"""Access MLflow's internals, which may change: private names, and the tables of its sqlite databases.
 
-A private name is looked up when it is needed, and one that is missing, or is not what it was, costs time or a
-convenience and no row; so do tables that are not those known here, but for readers, which say what is wrong.
+Private names are looked up when needed. If one is missing or has changed, only speed or a convenience is lost, never a
+row. The same holds for unknown tables, except that readers report the error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rl8x.disk import write_synced
 from rl8x.tracking.repeats import LEFT, NOT_OF_A_COURSE, LeftBehind, Point
 from rl8x.tracking.secrets import hide
 
-# The tag of an experiment in which MLflow's page keeps a saved view. Without it the view is not listed: the page opens
-# with its own order of charts.
+# The tag of an experiment in which MLflow's page stores a saved view. If MLflow renames it, the view is not listed, and
+# the page opens with its own order of charts.
 VIEW_TAG_PREFIX: Final = "mlflow.sharedViewState."
 
 
@@ -43,17 +43,17 @@ def decodes_paths() -> bool:
 
 
 def sqlite_uri(database: Path) -> str:
-    """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
+    """Return the URI of a database for MLflow; the path may have a `?`, or a `%2F` as in Jenkins' folders."""
     path = str(database)
     encoded = (
         re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda character: quote(character[0]), path) if decodes_paths() else path
     )
-    # For `sqlite:///` MLflow makes the folder of the path as it is written, which is another one then.
+    # For `sqlite:///` MLflow would create the folder of the encoded path.
     return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
 
 
 def reopen_database(uri: str) -> None:
-    """Have MLflow open a database anew; without it a file that was replaced stays open, to which nothing is written."""
+    """Make MLflow reopen a database; otherwise the old file stays open after a replacement."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -63,7 +63,7 @@ def reopen_database(uri: str) -> None:
 
 
 def forget_artifacts(run_id: str) -> None:
-    """Have MLflow ask again where a run's artifacts are; without it a copied store's go where the first one's went."""
+    """Clear MLflow's cached artifact location of a run; otherwise a copied store writes to the original's folder."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from mlflow.tracking._tracking_service import utils
 
@@ -72,32 +72,32 @@ def forget_artifacts(run_id: str) -> None:
 
 
 def is_set_in_process() -> bool:
-    """Return whether the user has called `mlflow.set_tracking_uri()`; without it commands show the variable's URI."""
+    """Return whether `mlflow.set_tracking_uri()` was called; if MLflow renames it, commands show the variable's URI."""
     mlflows = sys.modules.get("mlflow.tracking._tracking_service.utils")
     return getattr(mlflows, "_tracking_uri", None) is not None
 
 
-ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
+ROOT = "artifacts"  # folder next to the database, in the layout of `rl8x.tracking.location`
 _MEMORY: Final = Path("/dev/shm")
 _migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
 
 
 def make_beside(database: Path, artifact_root: Path) -> None:
-    """Make a database beside its place, and rename it into that."""
+    """Create a database atomically: write it under another name in the same folder, then rename it."""
     beside = database.with_name(f".{database.name}.new")
     for leftover in (beside, *_logs(beside)):
         leftover.unlink(missing_ok=True)
     write_synced(beside, empty_tables())
     with closing(sqlite3.connect(beside)) as connection:
-        # MLflow writes this path into its SQL as it is, where some quotes, colons and backslashes mean something else.
+        # MLflow inserts this path into its SQL without escapes, which breaks on some quotes, colons and backslashes.
         default = (artifact_root.absolute() / "0").as_uri()
         connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
         connection.commit()
-        # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
-        # MLflow itself waits 20 s for a lock, in each session.
+        # With WAL, readers (the UI) and one writer do not wait for each other; the mode is stored in the file.
+        # In each session MLflow itself waits up to 20 s for a lock.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
+    for leftover in _logs(database):  # logs of a deleted database: sqlite would apply them to the new one
         leftover.unlink(missing_ok=True)
     os.replace(beside, database)
 
@@ -107,7 +107,7 @@ def _logs(database: Path) -> list[Path]:
 
 
 def merge_log(database: Path) -> None:
-    """Move the write-ahead log into the database, so that a copy of its file alone is complete."""
+    """Merge the write-ahead log into the database, so that a copy of its file alone is complete."""
     if not has_tables(database):
         return
     with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(database, timeout=0.5)) as connection:
@@ -115,17 +115,17 @@ def merge_log(database: Path) -> None:
 
 
 def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
-    """Add the points of a run that are not the newest of their metric; return the others, which are left to MLflow.
+    """Insert the points of a run that are not the newest of their metric; return the others, which MLflow must log.
 
-    MLflow needs 0.1 ms for a point, and a point that a newer one follows is only a row of one table. What MLflow might
-    refuse (a run that is deleted, a name that is new to it, a negative time), or store as something else (what is not
-    finite), is left to it; so is everything where its tables are not those known here.
+    MLflow needs 0.1 ms per point, although a point with a newer successor is only a row of one table. Left to MLflow
+    are points that it might refuse (of a deleted run, with a new name, with a negative time) or store differently
+    (non-finite values), and all points if the tables are not as expected.
     """
     newest: dict[str, Point] = {}
     for point in points:
         if point.name not in newest or _age(newest[point.name]) < _age(point):
             newest[point.name] = point
-    # Not what equals the newest either: MLflow would find it there, and leave the metric's last value as it was.
+    # Exclude duplicates of the newest point: MLflow would find it present and not update the metric's last value.
     past = [point for point in points if newest[point.name] != point and _is_plain(point)]
     if not past:
         return list(points)
@@ -136,7 +136,7 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
             known = {key for (key,) in connection.execute(query, (run_id,))}
             past = [point for point in past if point.name in known]
             rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
-            # Existing points are skipped; a column that is not known here, and must have a value, is an error.
+            # Existing points are skipped; an unknown column without a default is an error.
             insert = f"INSERT INTO metrics ({_COLUMNS}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
             connection.executemany(insert, rows)
     except sqlite3.Error:
@@ -150,14 +150,14 @@ _COLUMNS: Final = "key, value, timestamp, step, is_nan, run_uuid"
 
 @contextlib.contextmanager
 def _written(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database for one transaction; one that is not there is not made."""
+    """Open an existing database for one transaction; a missing one is an error."""
     uri = f"{database.resolve().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection, connection:
         yield connection
 
 
 def _age(point: Point) -> tuple[int, int, float]:
-    """Order the points of a metric as MLflow does to find the newest."""
+    """Return the key by which MLflow finds the newest point of a metric."""
     return point.step, point.timestamp, point.value
 
 
@@ -166,14 +166,14 @@ def _is_plain(point: Point) -> bool:
 
 
 def has_tables(database: Path) -> bool:
-    """Return whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
+    """Return whether a database file has content; an interrupted `touch` or connect leaves an empty file."""
     with contextlib.suppress(OSError):
         return database.stat().st_size > 0
     return False
 
 
 def prepare_tables(database: Path) -> None:
-    """Make in memory what `ensure_database` will need, if it will, and touch no disk."""
+    """Prepare in memory the tables that `ensure_database` needs if there is no database; the disk stays untouched."""
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
     if not has_tables(database):
@@ -181,12 +181,12 @@ def prepare_tables(database: Path) -> None:
 
 
 def empty_tables() -> bytes:
-    """Make by MLflow a database with its tables and no rows, once, and return it."""
+    """Return the bytes of a database with MLflow's tables and no rows, which MLflow creates once per process."""
     with _migrating:
         return _migrated()
 
 
-# MLflow makes a database in some hundred transactions, each of which would wait for a disk.
+# In memory: MLflow creates a database in about a hundred transactions, each of which would wait for the disk.
 @functools.cache
 def _migrated() -> bytes:
     from mlflow.store.tracking import sqlalchemy_store
@@ -200,13 +200,13 @@ def _migrated() -> bytes:
 
 
 def prepare_artifacts(database: Path, run_id: str, uri: str, *, guarded: bool) -> None:
-    """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
+    """Check before a write that a run's artifacts go to a folder of this store; raise `OSError` if they do not.
 
-    MLflow keeps their absolute path, and makes it anew where it is gone. Where they lay beside a database that was
-    moved or copied since, the database gets their path beside it here in place of `uri`: MLflow's page then finds those
-    that were moved with it as well. `guarded` allows only those in the database's folder.
+    MLflow stores their absolute path `uri` and recreates the folder if it is gone. If the database was moved or copied
+    since, together with artifacts next to it, the path in the database is changed to the new folder, so that MLflow's
+    page also finds the moved ones. `guarded` allows only artifacts in the database's folder.
     """
-    forget_artifacts(run_id)  # another store of this process may be a copy
+    forget_artifacts(run_id)  # the cache may be of another store in this process, of which this is a copy
     folder, here = _local(uri), database.parent
     if folder is not None and _was_left_behind(folder, run_id, database):
         folder = here / ROOT / run_id / "artifacts"
@@ -223,7 +223,7 @@ def prepare_artifacts(database: Path, run_id: str, uri: str, *, guarded: bool) -
 
 
 def _was_left_behind(folder: Path, run_id: str, database: Path) -> bool:
-    """Return whether a folder belongs to the place from which a database was moved or copied."""
+    """Return whether an artifact folder is the one in the place from which the database was moved or copied."""
     root = folder.parents[1]
     if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
         return False
@@ -242,7 +242,7 @@ def _local(uri: str) -> Path | None:
 
 
 def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
-    """Call those points of a run `left/NAME` that it has left behind, where MLflow's tables are a local file."""
+    """Rename the superseded points of a run to `left/NAME` in a local database."""
     skipped = "".join(f" AND key NOT LIKE '{prefix}%'" for prefix in NOT_OF_A_COURSE)
     where, values = f"run_uuid = ? AND step >= ? AND timestamp < ?{skipped}", (run_id, left.step, left.before)
     newest = (
@@ -258,7 +258,7 @@ def rename_left(database: Path, run_id: str, left: LeftBehind) -> None:
 
 
 _VALUE = "CASE WHEN is_nan THEN NULL ELSE value END"
-_THESE = "run_uuid IN (SELECT value FROM json_each(?))"  # in one value, of which sqlite limits the number
+_THESE = "run_uuid IN (SELECT value FROM json_each(?))"  # one JSON value, since sqlite limits their number
 _FOUND_BY: Final = {
     "id": "run_uuid = ?",
     "name": "name = ?",
@@ -268,7 +268,7 @@ _FOUND_BY: Final = {
 
 
 class RunRecord(NamedTuple):
-    """A run as its store has it."""
+    """A run as read from its store; `start_time` is in milliseconds since 1970."""
 
     id: str
     name: str
@@ -280,9 +280,9 @@ class RunRecord(NamedTuple):
 
 
 class DatabaseRuns:
-    """The runs of a database that are not deleted, read without MLflow, whose import would take longer.
+    """Reads the active runs of a database, without MLflow, whose import would take longer.
 
-    Every call raises `sqlite3.Error` where the database cannot be read.
+    Every call raises `sqlite3.Error` if the database cannot be read.
     """
 
     def __init__(self, database: Path) -> None:
@@ -293,12 +293,12 @@ class DatabaseRuns:
             return connection.execute(query, values).fetchall()
 
     def has(self, run_id: str, tag: str, value: str) -> bool:
-        """Whether there is a run, which may be deleted, by its ID or a tag of its own."""
+        """Whether there is a run, maybe deleted, with this ID or this value of a tag."""
         query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
         return bool(self._query(query, run_id, tag, value))
 
     def names(self) -> set[str]:
-        """List the names of all runs."""
+        """Return the names of all runs."""
         return {name for (name,) in self._query("SELECT name FROM runs WHERE lifecycle_stage = 'active'") if name}
 
     def experiments(self) -> dict[str, str]:
@@ -307,11 +307,11 @@ class DatabaseRuns:
         return {str(experiment_id): name for experiment_id, name in self._query(query)}
 
     def tags(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Read the tags of runs."""
+        """Return the tags of runs, by run and name."""
         return self._pairs("key, value FROM tags", run_ids)
 
     def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
-        """Yield the points of runs' metrics, in the order of their times, with the run of each."""
+        """Yield (run ID, point) for metrics of runs, in the order of time."""
         columns = f"run_uuid, key, {_VALUE}, timestamp, step"
         where = f"{_THESE} AND key IN (SELECT value FROM json_each(?)) ORDER BY timestamp, step"
         for run_id, name, value, timestamp, step in self._query(
@@ -320,7 +320,7 @@ class DatabaseRuns:
             yield run_id, Point(name, _number(value), timestamp, step)
 
     def find(self, by: str, *values: str) -> list[RunRecord]:
-        """Read the runs of an ID, a name, a value of a tag or an experiment, in a query for each of their tables."""
+        """Return the runs with an ID, a name, a value of a tag or an experiment (`by`), with one query per table."""
         columns, where = "run_uuid, name, status, start_time", f"lifecycle_stage = 'active' AND {_FOUND_BY[by]}"
         rows = self._query(f"SELECT {columns} FROM runs WHERE {where}", *values)
         ids = [row[0] for row in rows]
@@ -340,7 +340,7 @@ class DatabaseRuns:
         ]
 
     def _pairs(self, what: str, run_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Read names and values by run."""
+        """Return values by run and name."""
         by_run: dict[str, dict[str, Any]] = {run_id: {} for run_id in run_ids}
         query = f"SELECT run_uuid, {what} WHERE {_THESE} ORDER BY rowid"
         for run_id, key, value in self._query(query, json.dumps(list(run_ids))):
