@@ -1,7 +1,7 @@
-"""The `Tracker` protocol, all that the trainer asks of a tracker, with its errors, names, values and steps.
+"""The `Tracker` protocol that the trainer uses, its errors, and checks of names, values and steps.
 
-Names, values and steps are checked where they are logged: one bad name spoils a whole request. Beside it the trackers
-that keep nothing, and that keep a run in lists, for scripts that want the numbers and for tests.
+Names, values and steps are checked when they are logged, since one illegal name makes a whole request fail. This file
+also has `NullTracker`, which keeps nothing, and `MemoryTracker`, which keeps a run in lists, for scripts and tests.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ class RunMissingError(StoreDownError):
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error of tracking says, and of any other error its type as well."""
+    """Return the text of a tracking error, or the type and text of any other error."""
     ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
     return str(error) if ours else described(error)
 
 
 def check_status(status: str) -> None:
-    """Raise `ValueError` where a final status is none of FINISHED, FAILED, KILLED."""
+    """Raise `ValueError` if a final status is not FINISHED, FAILED or KILLED."""
     if status not in STATUSES:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
 
 
 def status_of(error: BaseException) -> Status:
-    """Return how a run ended that an exception has ended; `sys.exit()` and `sys.exit(0)` end it as they should."""
+    """Return the status of a run that an exception ended; FINISHED for `sys.exit()` and `sys.exit(0)`."""
     if isinstance(error, SystemExit):
         return "FINISHED" if error.code is None or (isinstance(error.code, int) and error.code == 0) else "KILLED"
     return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
@@ -67,7 +67,7 @@ def status_of(error: BaseException) -> Status:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Keeps one run; `start()` after `finish()` begins another run, or with `resume` goes on with an old one."""
+    """Tracks one run; `start()` after `finish()` begins another run, or with `resume` continues an old one."""
 
     @property
     def run_id(self) -> str | None:
@@ -75,11 +75,11 @@ class Tracker(Protocol):
 
     @property
     def resume_handle(self) -> str | None:
-        """The value for `start(resume=...)` that goes on with the run, also before the store has given a `run_id`."""
+        """The value for `start(resume=...)` to resume the run, available even before the store gives a `run_id`."""
 
     @property
     def location(self) -> str:
-        """Where the run is kept, in words for a user."""
+        """The place of the run, in words for a user."""
 
     def start(
         self,
@@ -90,15 +90,15 @@ class Tracker(Protocol):
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one.
+        """Begin a run, or resume one.
 
         Args:
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
-            resume: `resume_handle` of the run to go on with.
+            resume: `resume_handle` of the run to resume.
             repeats: Whether rows may repeat some that the run has, as after a kill; these are then not logged twice.
                 False if the process that logged them continues: all rows are new.
-            keeps_status: Whether the run is over and something is added to it, so that its status stays as it is.
+            keeps_status: Whether to keep the status of a run that is over and only gets additions.
         """
 
     def log_params(self, params: Mapping[str, object]) -> None:
@@ -116,12 +116,12 @@ class Tracker(Protocol):
         """
 
     def describe(self, text: str, folder: str | None = None) -> None:
-        """Describe the run; replaces the description before, but none that the user wrote.
+        """Describe the run; replaces an earlier description, but never one that the user wrote.
 
         Args:
             text: Markdown.
-            folder: What its commands call the run until its name is known to find it, such as the folder of its
-                checkpoints; None if nothing.
+            folder: The argument for the run in the commands of `text`, such as the folder of its checkpoints. The run's
+                name replaces it once that is known to be unique; None if there is none.
         """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -129,22 +129,22 @@ class Tracker(Protocol):
 
         Args:
             metrics: Numbers by name.
-            step: Where the clock is.
+            step: The clock's current value.
         """
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep a copy of a file or folder, as it is now.
+        """Log a copy of the current file or folder as an artifact.
 
         Args:
             path: The file or folder.
-            artifact_path: The folder of the run's artifacts to keep it in; None is the topmost.
+            artifact_path: The target folder among the run's artifacts; None is the top folder.
 
         Raises:
-            FileNotFoundError: If it is not there.
+            FileNotFoundError: If the file or folder does not exist.
         """
 
     def log_text(self, text: str, artifact_file: str) -> None:
-        """Keep a text as an artifact.
+        """Log a text as an artifact.
 
         Args:
             text: The text.
@@ -152,13 +152,13 @@ class Tracker(Protocol):
         """
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until all that was logged has arrived.
+        """Wait until everything that was logged has arrived.
 
         Args:
-            timeout_s: Seconds to wait at most.
+            timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            Whether it has.
+            Whether everything has arrived.
         """
 
     def finish(self, status: Status) -> None:
@@ -168,7 +168,7 @@ class Tracker(Protocol):
             status: `"FINISHED"`, `"FAILED"` or `"KILLED"`.
 
         Raises:
-            ValueError: If it is none of these.
+            ValueError: If the status is none of these.
         """
 
 
@@ -185,7 +185,7 @@ class NullTracker:
     log_params = set_tags = describe = log_metrics = log_artifact = log_text = log_model = finish = start
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Return True: there is nothing to wait for."""
+        """Return True, as there is nothing to wait for."""
         return True
 
 
@@ -199,14 +199,14 @@ def parent_tag(run_id: str) -> dict[str, str]:
 
 
 def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
-    """Keep a table as an artifact in the form of `mlflow.log_table`; other than that, it replaces one of its name.
+    """Log a table as an artifact in the format of `mlflow.log_table`, but replace a table of the same name.
 
     Args:
-        tracker: What keeps the run; its one table is this.
+        tracker: The run's tracker; the run has only this table.
         path: A JSON file, `{"columns": [...], "data": [[...], ...]}`, as pandas' `to_json(orient="split")` writes it.
 
     Raises:
-        FileNotFoundError: If it is not there.
+        FileNotFoundError: If the file does not exist.
     """
     tracker.log_artifact(path)
     tracker.set_tags({_TABLES_TAG: json.dumps([{"path": Path(path).name, "type": "table"}])})
@@ -222,14 +222,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def readable(text: str) -> str:
-    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes."""
+    """Escape text that no store accepts: null bytes, and parts that are not UTF-8, such as arguments in Latin-1."""
     with contextlib.suppress(UnicodeEncodeError):
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def legal_name(name: str) -> str:
-    """Turn any text into a name that MLflow takes: letters, digits, `_ - . : /` and space, at most 250 characters."""
+    """Turn any text into a name that MLflow accepts: letters, digits, `_ - . : /` and space, at most 250 characters."""
     if not isinstance(name, str):
         raise TypeError(f"a name must be a str; got {type(name).__name__} {name!r}")
     parts = [part if part.strip(".") else "_" * len(part) for part in _ILLEGAL.sub("_", name).split("/") if part]
@@ -242,23 +242,23 @@ def legal_name(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Return sixteen letters that stand for a text."""
+    """Return the first 16 hexadecimal digits of a text's SHA-256 hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fitted(name: str, text: str) -> tuple[str, str | None]:
-    """Cut a param to what a store takes; returns it and the artifact that is to have the whole text, if it is cut."""
+    """Cut a param to MLflow's limit; return it and the name of the artifact for the whole text, None if uncut."""
     if len(text) <= MAX_PARAM_LENGTH:
         return text, None
     file = f"params/{name.replace(':', '_')}.txt"
-    if len(file.encode()) > 250:  # of a file's name, in bytes; param names may be longer
+    if len(file.encode()) > 250:  # limit of file names in bytes; param names may be longer
         file = f"params/{digest(name)}.txt"
     note = f" ... (the whole value is the artifact {file})"
     return text[: MAX_PARAM_LENGTH - len(note)] + note, file
 
 
 class NameTable:
-    """Remembers which legal name each given name got, and numbers those that would become one: `a_`, `a_-2`."""
+    """Maps given names to legal names, and numbers those that would collide: `a_`, `a_-2`."""
 
     def __init__(self, kind: str = "", before: Mapping[str, str] = MappingProxyType({})) -> None:
         self._kind = kind
@@ -267,19 +267,19 @@ class NameTable:
 
     @property
     def state(self) -> dict[str, str]:
-        """The names that another process could take otherwise: all that are not legal, and that one of them is like."""
+        """The mapping that another process needs to reuse the names: changed ones, and those that they collide with."""
         changed = {name: legal for name, legal in self._legal.items() if legal != name}
         return changed | {other: other for other in map(legal_name, changed) if other in self._legal}
 
     def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
-        """Return values under the legal ones of their names, whatever order they come in; raises as `legal_name`."""
+        """Return values by legal name, independent of the order of `named`; raises as `legal_name` does."""
         new = [name for name in named if name not in self._legal]
         for name in sorted(new, key=lambda name: (legal_name(name) != name, name)):
             self.add(name)
         return {self._legal[name]: value for name, value in named.items()}
 
     def add(self, name: str) -> str:
-        """Return the legal name of `name`, which no other name has."""
+        """Return a legal name for `name` that no other name has."""
         if name in self._legal:
             return self._legal[name]
         first = legal = legal_name(name)
@@ -296,7 +296,7 @@ class NameTable:
 
 
 def metric_value(name: str, value: object) -> float:
-    """Turn a number (or a tensor or array of one) into a float, or raise `TypeError`; NaN and infinities stay."""
+    """Convert a number, or a tensor or array of one, to float, or raise `TypeError`; NaN and infinities stay."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -304,7 +304,7 @@ def metric_value(name: str, value: object) -> float:
 
 
 def metric_step(step: object, quantity: str = "step") -> int:
-    """Turn a step, or a time in milliseconds, into an int; raises `TypeError`, and `ValueError` beyond 64 bits."""
+    """Turn a step, or a time in milliseconds, into an int; raise `TypeError`, or `ValueError` beyond 64 bits."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
@@ -315,7 +315,7 @@ def metric_step(step: object, quantity: str = "step") -> int:
 
 
 def artifact_name(name: str) -> str:
-    """Return an artifact's name as a store has it; `TrackingError` for what is no relative path inside its folder."""
+    """Return a normalized artifact name; raise `TrackingError` if it is not a relative path inside the folder."""
     text = _SURROGATE.sub(lambda surrogate: f"_u{ord(surrogate[0]):x}", str(name))
     path = posixpath.normpath(text) if text.strip() else "."
     odd = path == "." or text.startswith(("/", "~")) or "\\" in text or "\0" in text
@@ -328,7 +328,7 @@ class Row(NamedTuple):
     """One call of `log_metrics`.
 
     Attributes:
-        step: Where the clock was.
+        step: The clock's value.
         metrics: Numbers by name.
     """
 
@@ -339,8 +339,8 @@ class Row(NamedTuple):
 class MemoryTracker:
     """A `Tracker` that keeps one run in memory.
 
-    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names), `models` (what is said of each, by name) and
-    `status` (None before `start()`, then "RUNNING", then what `finish` was given) can be read at any time.
+    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names), `models` (descriptions by name) and `status`
+    (None before `start()`, then "RUNNING", then the argument of `finish`) can be read at any time.
     """
 
     location: str = "memory"
@@ -358,7 +358,7 @@ class MemoryTracker:
         self.artifacts: list[str] = []
         self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
-        self._repeats: JournalRepeats | None = None  # of the rows that were there at a resume
+        self._repeats: JournalRepeats | None = None  # for the rows that existed at a resume
         self._num_known = 0
         self._open = self._keeps_status = False
 
@@ -376,7 +376,7 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run anew, or go on with the one that is here; `TrackingError` where `resume` is another one."""
+        """Begin a new run, or resume the one in memory; raise `TrackingError` if `resume` names another run."""
         if resume is None:
             self._clear()
             self.run_id = uuid.uuid4().hex
@@ -404,10 +404,10 @@ class MemoryTracker:
         self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep one row, without what a resumed run had at this step; other values than it had take the place of those.
+        """Keep one row, without points that repeat after a resume; if it differs, drop old rows from its step on.
 
         Raises:
-            RuntimeError: If no run goes on.
+            RuntimeError: If no run is active.
             TypeError: If a value is not a number, or the step not a whole number.
         """
         if not self._open:
@@ -424,7 +424,7 @@ class MemoryTracker:
         self.rows += [Row(when, values) for when, _, values in rows if values]
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep the name that the file would have."""
+        """Keep the name of the artifact, not its content."""
         if not Path(path).exists():
             raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
         name = Path(path).name
@@ -433,13 +433,13 @@ class MemoryTracker:
     def log_model(
         self, path: str | os.PathLike[str], description: Mapping[str, object], *, name: str, **about: object
     ) -> None:
-        """Keep what is said of a model.
+        """Keep the description of a model.
 
         Args:
-            path: Its file, which is not kept.
-            description: What it is.
-            name: What it is called.
-            about: What else is said of it, such as `step` and `metrics`.
+            path: The model's file, which is not kept.
+            description: The model's description.
+            name: The model's name.
+            about: Additional entries of the description, such as `step` and `metrics`.
         """
         self.models[name] = {**description, **about}
 
@@ -450,11 +450,11 @@ class MemoryTracker:
         self.artifacts.append(name)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Return True: all is here."""
+        """Return True, as everything is in memory."""
         return True
 
     def finish(self, status: Status) -> None:
-        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
+        """End the run; raise `ValueError` if `status` is not FINISHED, FAILED or KILLED."""
         check_status(status)
         self._open = False
         if not self._keeps_status:

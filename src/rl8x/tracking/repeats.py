@@ -1,13 +1,13 @@
-"""Rows that come again after a resume, and points that a run has left behind.
+"""Detect rows that repeat after a resume, and points that a resume supersedes.
 
-A run that goes on from a checkpoint repeats the rows that came after it. Those that it had are not logged twice: the
-process that appends to the journal knows them from there (`JournalRepeats`), and where the journal is not, as on
-another machine, the process that sends knows them from the server (`ServerRepeats`).
+A run that resumes from a checkpoint repeats the rows that came after it, which are not logged twice. The process that
+appends to the journal knows old rows from the journal (`JournalRepeats`); if there is no journal, as on another
+machine, the sending process knows them from the server (`ServerRepeats`).
 
-Where a row has other values than it had at its step, the run has come to another course: all points from that step on
-that came before the resume no longer count. MLflow's client deletes no point, so a tag of the run says which ones they
-are, and all that reads a history leaves them out. In a local database they get another name too, `left/NAME`: MLflow's
-page then draws what the run has come to as one curve, and what it left as another.
+If a row differs from the old one at its step, training has diverged from the old course, and all points from that step
+on that were logged before the resume are superseded ("left behind"). MLflow's client cannot delete points, so a tag of
+the run marks them, and every reader of a history leaves them out. In a local database they are also renamed to
+`left/NAME`, so that MLflow's page draws the current and the superseded course as two curves.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 LEFT_TAG: Final = "rl8x.left_behind"
 LEFT: Final = "left/"
-# Samples of the machine, at seconds since the run began: they are of a time, not of a course.
+# Names exempt from this: superseded points, and samples of the machine, whose steps are seconds since the run began.
 NOT_OF_A_COURSE: Final = (LEFT, "system/")
-# What the same course gives to the bit; times and memory are others each time.
+# Metrics that are bit-identical on the same course, unlike times and memory.
 _TELLING: Final = ("losses/", "returns/", "episodes/returns/", "eval/returns/", "eval/horizon_returns/")
-_MOST: Final = 100  # of one tag, which has room for 8000 letters
+_MOST: Final = 100  # entries in the tag, which has room for 8000 characters
 
 LoggedRow: TypeAlias = tuple[int, int, dict[str, float]]
 """A row: step, time in milliseconds since 1970, values by name."""
@@ -41,13 +41,13 @@ class Point(NamedTuple):
 
 
 class LeftBehind(NamedTuple):
-    """The points from a step on, that one included, which are older than `before`, in milliseconds since 1970."""
+    """The superseded points: those at `step` or later that are older than `before`, in milliseconds since 1970."""
 
     step: int
     before: int
 
     def has(self, name: str, step: int, timestamp: int) -> bool:
-        """Whether a point is one of them."""
+        """Whether a point is superseded."""
         return step >= self.step and timestamp < self.before and not name.startswith(NOT_OF_A_COURSE)
 
     def __str__(self) -> str:
@@ -59,36 +59,36 @@ class LeftBehind(NamedTuple):
 
 
 def left_behind(tags: Mapping[str, str]) -> list[LeftBehind]:
-    """Read from a run's tags what it has left behind."""
+    """Read the superseded points from a run's tags."""
     try:
         return [LeftBehind(int(step), int(before)) for step, before in json.loads(tags.get(LEFT_TAG, "[]"))]
-    except (ValueError, TypeError):  # a user has changed the tag
+    except (ValueError, TypeError):  # a user may have changed the tag
         return []
 
 
 def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
-    """Write the tag of what a run has left behind."""
+    """Return the tag that marks superseded points."""
     return {LEFT_TAG: json.dumps(left[-_MOST:])}
 
 
 def _is_of_course(name: str, value: float, other: float) -> bool:
-    """Whether two values of a metric at one step can be of the same course, which goes on to the same bits."""
+    """Whether two values of a metric at one step can be of the same course, which repeats bit by bit."""
     alike = value == other or (math.isnan(value) and math.isnan(other))
     # MLflow's databases keep infinities as the largest numbers.
     return not name.startswith(_TELLING) or alike or min(abs(value), abs(other)) >= sys.float_info.max
 
 
 class Repeats:
-    """Points that a run had when it was resumed, each once, against the rows that come now."""
+    """Compares new rows with the points that a run had when it was resumed, each of which matches once."""
 
     def __init__(self, since: int | None) -> None:
         self.since = since
         self.left: LeftBehind | None = None
-        # Points of the last step that came again: where the run turns out to leave that step behind, they are new.
+        # Repeated points of the last step: they become new if a later row of this step differs.
         self._repeated: list[LoggedRow] = []
 
     def new_rows(self, row: LoggedRow) -> list[LoggedRow]:
-        """Return what of a row is to be logged; sets `left` where the run turns out to have left something behind."""
+        """Return the rows to log for a new row; sets `left` if the row differs from the old one at its step."""
         step, time_ms, values = row
         if self.left is not None and step >= self.left.step:
             return [row]
@@ -107,12 +107,12 @@ class Repeats:
         return [(step, time_ms, new)] if new else []
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
-        """Return what the run had of a row's metrics at its step, and has not come again; lists are taken from."""
+        """Return the old values of metrics at a step that have not repeated yet; the caller removes values it uses."""
         raise NotImplementedError
 
 
 class JournalRepeats(Repeats):
-    """Repeats by the rows of the run's journal, which are read from the first step on that comes again."""
+    """Compares with the rows of the run's journal, read from the first repeated step on."""
 
     def __init__(self, since: int, rows: Callable[[], Iterable[LoggedRow]]) -> None:
         super().__init__(since)
@@ -133,9 +133,9 @@ class JournalRepeats(Repeats):
 
 
 class ServerRepeats(Repeats):
-    """Repeats by each metric's last step on the server, and the histories of metrics that tell a course.
+    """Compares with each metric's last step on the server, and with the histories of bit-identical metrics.
 
-    Where the server `has_newer` points, which came since the resume, the histories of all metrics tell them apart.
+    If the server `has_newer` points, from after the resume, the histories of all metrics are read to tell them apart.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ServerRepeats(Repeats):
         maybe = [name for name in values if step <= self._last.get(name, step - 1)]
         told = {name: self._read(name).get(step, []) for name in maybe if self._has_newer or name.startswith(_TELLING)}
         if told and not any(told.values()):
-            return {}  # a further evaluation at a step that the server has
+            return {}  # such as another evaluation at a step that the server has
         return {name: told.get(name, [values[name]]) for name in maybe}
 
     def _read(self, name: str) -> dict[int, list[float]]:
@@ -172,7 +172,7 @@ class ServerRepeats(Repeats):
 
 
 def read_rows(ops: Iterable[Mapping[str, Any]]) -> list[LoggedRow]:
-    """Return the rows among ops, without those that were left behind, and without what is no row."""
+    """Return the valid rows among ops, without superseded points."""
     rows, left = [], []
     for op in ops:
         try:

@@ -1,4 +1,4 @@
-"""Find runs: the user's active one, the one to resume and its journal; say where one is; read them for reports."""
+"""Find runs (the user's active one, one to resume and its journal), describe their place, and read them for reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HANDLE_PREFIX = "spool-"
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
     """Return the ID and tracking URI of the user's active run, in this thread or by `MLFLOW_RUN_ID`, if any."""
-    mlflow: Any = sys.modules.get("mlflow")  # where mlflow has not been imported no run is active
+    mlflow: Any = sys.modules.get("mlflow")  # without an import of mlflow no run is active
     if mlflow is not None and hasattr(mlflow, "active_run"):
         run = mlflow.active_run()
         uri = str(mlflow.get_tracking_uri())
@@ -39,7 +39,7 @@ def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
 
 
 def find_journal(root: Path, handle: str) -> Path | None:
-    """Return the spool of the run to resume, if it is still there."""
+    """Return the spool of the run to resume; None if it does not exist any more."""
     if handle.startswith(HANDLE_PREFIX):
         spool_id = handle.removeprefix(HANDLE_PREFIX)
         if not spool_id.isalnum():
@@ -54,7 +54,7 @@ def find_journal(root: Path, handle: str) -> Path | None:
 
 
 def journal_folders(root: Path) -> list[Path]:
-    """List the spools in a folder, the oldest first; the folder may be a spool itself."""
+    """Return the spools in a folder, the oldest first; the folder may be a spool itself."""
     if os.path.lexists(root / JOURNAL):
         return [root]
     times = {}
@@ -69,12 +69,12 @@ def journal_folders(root: Path) -> list[Path]:
 
 
 def unreadable(folder: Path) -> bool:
-    """Return whether a folder is there that this user cannot read."""
+    """Return whether a folder exists that this user cannot read."""
     return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
 
 
 def has_run(location: Location, handle: str) -> bool:
-    """Return whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
+    """Return whether an sqlite store has a run with this ID or spool ID; creates nothing, does not import mlflow."""
     if location.database is not None:
         with contextlib.suppress(sqlite3.Error):
             return DatabaseRuns(location.database).has(handle, SPOOL_TAG, handle.removeprefix(HANDLE_PREFIX))
@@ -82,7 +82,7 @@ def has_run(location: Location, handle: str) -> bool:
 
 
 class Whereabouts:
-    """The place of a run: its store, and the spool with the part that has not arrived."""
+    """The place of a run: its store, and the spool with the unsent part."""
 
     def __init__(self, location: Location, journal: Journal, reason: str) -> None:
         self.location = location
@@ -93,15 +93,15 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """The argument with which `rl8x resume`, started in this folder, finds the run: its name if that is unique."""
+        """The run's argument for `rl8x resume` in this folder: a unique name, else the ID; None if it does not work."""
         if self.ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
         return self.ack.name_word(is_default=True) or self.ack.run_id
 
     def lines(self) -> list[str]:
-        """Write it in words, a fact a line."""
+        """Describe the place in words, one fact per line."""
         unsent, store = self.unsent, self.location.shown
-        # What MLflow makes up where none was given is known once it has answered.
+        # A name that MLflow generates is known only after its answer.
         name = self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name
         name = f"run {in_line(name)}"
         lines = []
@@ -124,18 +124,18 @@ class Whereabouts:
 
     @property
     def sync_command(self) -> str:
-        """Write the command that sends what waits, started in this folder, without asking anything."""
+        """The command that sends the unsent part, started in this folder, without a prompt."""
         folder = shlex.quote(shown_path(self.spool))
         if not (self._is_beside(self.spool) or is_default(self.location)):
             return f"rl8x sync {folder} --to {self._typed_uri}"
         return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
 
     def resume_option(self, folder: Path) -> str:
-        """Return the option with which `rl8x resume`, started here on a folder of checkpoints, finds the store."""
+        """Return the option by which `rl8x resume`, started here with a folder of checkpoints, finds the store."""
         is_hidden = self.location.uri != self.location.shown
         if is_default(self.location):
             return ""
-        if shell_tracking_uri() is not None:  # that is where the run would go on
+        if shell_tracking_uri() is not None:  # the run would continue in that store
             return f"--tracking-uri {self._typed_uri}"
         if self._is_beside(folder):
             return ""
@@ -143,33 +143,33 @@ class Whereabouts:
 
     @property
     def _typed_uri(self) -> str:
-        """The address of the store for a command; one with a password is left to be filled in."""
+        """The store's URI, quoted for a command; "URI" as a placeholder if it has a password."""
         return shlex.quote(self.location.uri) if self.location.uri == self.location.shown else "URI"
 
     def _is_beside(self, folder: Path) -> bool:
-        """Return whether the database is beside a folder of the run, where both may have been moved."""
+        """Return whether the database is `beside` a folder of the run, even if both were moved."""
         if self._database_beside is not None and (folder.absolute() / str(self._database_beside)).exists():
             return True
         return beside(folder.absolute(), self.location.database) is not None
 
 
 def shown_path(path: Path) -> str:
-    """Write a path as short as it can be in the working directory."""
-    with contextlib.suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or the directory was removed
+    """Return a path relative to the working directory if it lies inside, else unchanged."""
+    with contextlib.suppress(ValueError, FileNotFoundError):  # it lies outside, or the directory was removed
         return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
-_REQUESTS = 4  # at once, to a server
-_TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
-_WAITS_S = (0.5, 2.0)  # a busy server drops connections
+_REQUESTS = 4  # parallel requests to a server
+_TIMEOUT_S = 30  # per request; long, as only the reader waits for it
+_WAITS_S = (0.5, 2.0)  # before each retry, as a busy server drops connections
 
 Points = tuple[list[int], list[float]]
-"""Steps and values of a metric, in the order in which they were logged."""
+"""Steps and values of a metric, in the order of logging."""
 
 
 class RunReader:
-    """Reads runs of one store: a local database itself, others through MLflow."""
+    """Reads runs of one store: a local database directly, other stores through MLflow."""
 
     def __init__(self, tracking_uri: str | None = None) -> None:
         self._location = locate(tracking_uri)
@@ -181,7 +181,7 @@ class RunReader:
             self._runs = _StoreRuns(self._location) if database is None else DatabaseRuns(database)
 
     def _find(self, by: str, *values: str) -> list[RunRecord]:
-        """Read runs, the oldest first; their metrics are without what they have left behind."""
+        """Return runs, the oldest first; their metrics exclude superseded points."""
         runs = sorted(self._runs.find(by, *values), key=lambda run: (run.start_time, run.id))
         for place, run in enumerate(runs):
             if left := left_behind(run.tags):
@@ -207,18 +207,18 @@ class RunReader:
         return runs[0]
 
     def run_of_spool(self, handle: str) -> RunRecord | None:
-        """Find the run that was made for a spool, by the handle of that or its ID; None if there is none."""
+        """Find the run that was created for a spool, by the spool's handle or ID; None if there is none."""
         spool_id = handle.removeprefix(HANDLE_PREFIX)
         with self._told():
             return next(iter(self._find("tag", SPOOL_TAG, spool_id) if spool_id.isalnum() else []), None)
 
     def children(self, run_id: str) -> list[RunRecord]:
-        """List the runs whose parent is a run, the oldest first."""
+        """Return the child runs of a run, the oldest first."""
         with self._told():
             return self._find("tag", PARENT_TAG, run_id)
 
     def experiment(self, name: str) -> list[RunRecord]:
-        """List the runs of an experiment, by its name or ID, the oldest first."""
+        """Return the runs of an experiment, given by its name or ID, the oldest first."""
         with self._told():
             experiments = self._runs.experiments()
             ids = {known: key for key, known in experiments.items()}
@@ -228,7 +228,7 @@ class RunReader:
             return self._find("experiment", ids.get(name, name))
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
-        """Read metrics of several runs at once, by metric and run, without what the runs have left behind."""
+        """Return metrics of several runs, by metric name and run ID, without superseded points."""
         by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         with self._told():
             left = {run_id: left_behind(tags) for run_id, tags in self._runs.tags(run_ids).items()}
@@ -244,18 +244,18 @@ class RunReader:
         return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
 
     def entity(self, run: str) -> Any:
-        """Find a run by its ID or name, as MLflow has it, an `mlflow.entities.Run`. Imports mlflow."""
+        """Return a run, an `mlflow.entities.Run`, by its ID or name. Imports mlflow."""
         run_id = self.run(run).id
         with self._told():
             return self._store.run(run_id)
 
     def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
-        """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
+        """Copy an artifact of a run into a folder and return its path; None if there is none. Imports mlflow."""
         with self._told():
             return self._store.download(run_id, name, folder)
 
     def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
-        """Copy files to a folder of a run's artifacts. Imports mlflow."""
+        """Log files to the folder `to` of a run's artifacts. Imports mlflow."""
         with self._told():
             store = self._store
             for file in files:
@@ -332,7 +332,7 @@ class _StoreRuns:
 
 
 def find_record(run: str) -> RunRecord:
-    """Find a run of the user's store by its ID or its name, of a local database without importing mlflow."""
+    """Find a run of the user's store by its ID or name; does not import mlflow for a local database."""
     database, run = locate().database, readable(run)
     if database is not None and not database.exists():
         raise TrackingError(f"there is no run {run!r}: {database} does not exist")
@@ -344,9 +344,9 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
 
     Args:
         run: The ID, or the name.
-        tracking_uri: Where the runs are; None is where a tracker would keep them.
+        tracking_uri: The store of the runs; None is the one that `MLflowTracker` would use.
 
     Raises:
-        TrackingError: If there is none, or if several have the name.
+        TrackingError: If no run has the ID or name, or several have the name.
     """
     return RunReader(tracking_uri).entity(run)
