@@ -1,7 +1,7 @@
-"""Take passwords and tokens out of every text that leaves the process: tags, files, messages.
+"""Remove passwords and tokens from every text that leaves the process: tags, files, messages.
 
-Two kinds are found: what stands in a URI at the place of a password or token, whoever's it is, and the values that this
-process knows as secrets, wherever they stand: of environment variables, of URIs in them, on its command line or given.
+Two kinds are found: any password or token in a URI, and, anywhere in a text, the secrets that this process knows: from
+environment variables, and from URIs in variables, on the command line or given to `learn`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NAMES: Final = (
     "password|passwd|passphrase|pwd|token|secret|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|secret[_-]?key"
     "|signature|connection[_-]?string"
 )
-# Up to the last `@`, since people write `/` and `@` in passwords as they are. A port and a path with `@` are none.
+# Up to the last `@`, since people do not escape `/` and `@` in passwords. A port and a path with `@` do not match.
 _PASSWORD: Final = re.compile(r"(://(?!\[)[^\s/:?#]*:)(?!\d{1,5}(?:[/?#\"'<>`]|$))(\S{1,4000})(?=@)")
 _PASSWORD_IN_SQL: Final = re.compile(r"((?:postgresql|mysql|mssql)[\w+]*://[^\s/:]*:)(\S{1,4000})(?=@)", re.IGNORECASE)
-# A user without a password is mostly a token; by these schemes it is the name of a user, or of a container.
+# A user without a password is usually a token; with these schemes it is the name of a user or container.
 _NAMED: Final = r"ssh|sftp|scp|rsync|postgres\w*|mysql|mariadb|mssql|oracle|wasbs?|abfss?|hdfs|file"
 _LONE_TOKEN: Final = re.compile(
     rf"(?<![\w+.-])((?![\w+.-]*\b(?:{_NAMED})\b[\w+.-]*://)[\w+.-]+://)([^\s/:?#]+)(?=@)", re.IGNORECASE
 )
-# Git's servers take a token with an empty password, or with this one.
+# Git servers accept a token with an empty password, or with this one.
 _TOKEN_AS_USER: Final = re.compile(r"(https?://)([^\s/:?#@]+)(?=:(?:x-oauth-basic)?@(?!\S*@))", re.IGNORECASE)
 _QUERY: Final = re.compile(
     rf"([?&;#](?:[\w.-]*(?:{_NAMES})|pass|sig|odbc_connect)=)([^\s&\"'<>`]+)", re.IGNORECASE | re.ASCII
@@ -44,9 +44,9 @@ _SECRET_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_NAMES})$|(?:password|passwd|
 _NOT_SECRETS: Final = ("PWD", "OLDPWD")  # folders
 _FLAGS: Final = ("true", "false", "none", "null")
 
-# What is shorter is hidden in URIs only: as a piece of other words it would be everywhere.
+# Shorter secrets are hidden in URIs only, since they may be parts of many words.
 _SHORTEST: Final = 4
-# What is shorter is hidden as a whole word only, and not in data that is read back.
+# Shorter secrets are hidden as whole words only, and not in data that is read back.
 _STRONG: Final = 8
 _LONG: Final = 20
 
@@ -54,23 +54,23 @@ _given: dict[str, None] = {}
 
 
 def learn(uri: str) -> None:
-    """Remember a tracking URI that has a secret, to hide that wherever it occurs, and to find the whole URI again."""
+    """Remember a tracking URI that has a secret, to hide the secret everywhere and to `recall` the whole URI."""
     if hide_in_uris(uri) != uri and not is_hidden(uri):
         _given[uri] = None
 
 
 def recall(shown: str) -> str | None:
-    """Return the last learned URI that looks like this without its secrets; None if there is none."""
+    """Return the last learned URI whose form without secrets is `shown`; None if there is none."""
     return next((uri for uri in reversed(list(_given)) if hide_in_uris(uri) == shown), None)
 
 
 def hide(text: str) -> str:
-    """Replace each password and token in a text for a person to read."""
+    """Hide each password and token in a text for people."""
     return _known(_SHORTEST).sub(HIDDEN, hide_in_uris(text))
 
 
 def hide_in_uris(text: str) -> str:
-    """Replace passwords and tokens where they stand in a URI; the same text gives the same in every process."""
+    """Hide passwords and tokens in URIs; the result depends only on the text, so it is the same in every process."""
     if "://" in text:
         for pattern in _IN_URIS[:-1]:
             text = pattern.sub(rf"\1{HIDDEN}", text)
@@ -78,12 +78,12 @@ def hide_in_uris(text: str) -> str:
 
 
 def hide_in_data(data: Any) -> Any:
-    """Replace secrets in the strings of data that programs read: those in URIs, and long ones anywhere."""
+    """Hide secrets in the strings of data for programs: any secret in a URI, and known ones of 8 or more characters."""
     return _replaced(data, _known(_STRONG))
 
 
 def hide_in_words(words: Iterable[str]) -> list[str]:
-    """Replace secrets in the words of a command line: in URIs, and after options such as `--password`."""
+    """Hide secrets in the words of a command line: known ones, in URIs, and after options such as `--password`."""
     hidden, is_value = [], False
     for word in words:
         name, equals, value = word.partition("=")
@@ -97,12 +97,12 @@ def hide_in_words(words: Iterable[str]) -> list[str]:
 
 
 def is_hidden(text: str) -> bool:
-    """Return whether something was taken out of a URI here."""
+    """Return whether a text has a URI with a hidden secret."""
     return _HIDDEN_IN_URI.search(text) is not None
 
 
 def find_hidden(data: Any, name: str) -> str | None:
-    """Return where in plain data something was taken out of a text, as in `env_kwargs.url`; None where nowhere."""
+    """Return the path of a hidden secret in plain data, such as `env_kwargs.url`; None if there is none."""
     if isinstance(data, str):
         return name if _HIDDEN_IN_DATA.search(data) else None
     parts: list[tuple[Any, str]] = []
@@ -114,13 +114,13 @@ def find_hidden(data: Any, name: str) -> str | None:
 
 
 def showable(error: Exception) -> Exception | None:
-    """Return an error that a traceback may show as a cause; None where one of its chain has a secret in its text."""
+    """Return an error that may be shown as a cause; None if the text of its chain has a secret."""
     text = "".join(traceback.format_exception(error))
     return error if hide(text) == text else None
 
 
 def logger(name: str) -> logging.Logger:
-    """Return a logger whose records have no secrets: error texts of MLflow, SQLAlchemy and requests hold whole URIs."""
+    """Return a logger that hides secrets, since error texts of MLflow, SQLAlchemy and requests have whole URIs."""
     named = logging.getLogger(name)
     named.addFilter(_hide_in_record)
     return named
@@ -144,9 +144,9 @@ def _replaced(data: Any, known: re.Pattern[str]) -> Any:
 
 
 def _known(shortest: int) -> re.Pattern[str]:
-    """Return a pattern of the secrets that this process knows."""
+    """Return a pattern of this process's known secrets of at least `shortest` characters."""
     here = ""
-    with contextlib.suppress(OSError):  # what stands in its path is not a secret, and hidden it would spoil other paths
+    with contextlib.suppress(OSError):  # a part of this path is no secret; hiding it would spoil other paths
         here = os.getcwd()
     return _pattern(tuple(os.environ.items()), (*_given, *sys.argv[1:]), here, shortest)
 
@@ -166,11 +166,11 @@ def _pattern(
         re.escape(form) if len(form) >= _STRONG else rf"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{{2}})){re.escape(form)}(?!\w)"
         for form in sorted(forms, key=len, reverse=True)
     ]
-    return re.compile("|".join(parts) or "(?!)")  # which is nowhere
+    return re.compile("|".join(parts) or "(?!)")  # matches nothing
 
 
 def _secrets(variables: Iterable[tuple[str, str]], words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is not a secret."""
+    """Yield each secret with the rest of its URI; text that occurs there too, such as a user's name, is no secret."""
     for name, value in variables:
         if _SECRET_NAME.search(name) and name not in _NOT_SECRETS:
             yield value, ""
@@ -183,12 +183,12 @@ def _secrets(variables: Iterable[tuple[str, str]], words: Iterable[str]) -> Iter
 
 
 def _is_token(user: str) -> bool:
-    """Whether what stands in the place of a user's name is none, which other texts, such as paths, would have too."""
+    """Whether the user in a URI is a token and not a name, which other texts, such as paths, would have too."""
     return len(user) >= _LONG or (len(user) >= _STRONG and any(map(str.isdecimal, user)))
 
 
 def _forms(secret: str) -> set[str]:
-    """Return how a secret may be written: as it is, decoded, encoded, with the escapes of Python and JSON."""
+    """Return the forms of a secret: unchanged, URL-decoded, URL-encoded, and with escapes of Python and JSON."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
     encoded = {form for text in plain for form in (quote(text), quote(text, safe=""), quote_plus(text))}
     lower = {re.sub("%..", lambda match: match[0].lower(), text) for text in encoded}

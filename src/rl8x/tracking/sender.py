@@ -1,4 +1,4 @@
-"""Send a journal to a store, in order, and acknowledge what has arrived: for the shipper and for `rl8x sync`."""
+"""Send a journal to a store in order, and acknowledge entries that arrived; for the shipper and `rl8x sync`."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, l
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
-NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
+NOTE_TAG = "mlflow.note.content"  # the run's description on MLflow's page
 NOTE_DIGEST_TAG = "rl8x.description"
-_MOST_TOLD = 5  # times that a run went back, in its description
-_MAX_SAMPLES: Final = 10_000  # of the machine, while the store is away
+_MOST_TOLD = 5  # superseded courses that the run's description mentions
+_MAX_SAMPLES: Final = 10_000  # samples of the machine that wait while the store is down
 TRIES = 3
-_FULL = "database or disk is full|could not extend file"  # sqlite and PostgreSQL
+_FULL = "database or disk is full|could not extend file"  # messages of sqlite and PostgreSQL
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"
-WRITER_TAG = "rl8x.journal"  # the journal that the run was gone on with last
-# An entry that is not as it should be raises these in our own code, today and tomorrow.
+WRITER_TAG = "rl8x.journal"  # the journal that last continued the run
+# Errors of rl8x's own code for a malformed entry, which would fail again at each try.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ItemT = TypeVar("_ItemT")
 
 
 class NotNowError(StoreDownError):
-    """Nothing more can be sent now; `of_entry` where all else of the store works: it may be the entry's fault."""
+    """Nothing more can be sent now; `of_entry` if the store works otherwise, so that the entry may be at fault."""
 
     def __init__(self, text: str, *, of_entry: bool = False) -> None:
         super().__init__(text)
@@ -55,10 +55,10 @@ class NotNowError(StoreDownError):
 
 
 class Sender:
-    """Sends one journal: finds or makes its run, applies its entries in order, and ends it.
+    """Sends one journal: finds or creates its run, applies its entries in order, and ends the run.
 
-    A store keeps one row for the same name, step, timestamp and value: what was sent but not acknowledged may be sent
-    again. An entry of any kind that the store does not take is set aside after some tries, and all others go on.
+    A store keeps one point per name, step, timestamp and value, so that unacknowledged points can be sent again. An
+    entry of any kind that the store refuses is set aside after some tries, and sending continues with the others.
     """
 
     def __init__(
@@ -71,28 +71,28 @@ class Sender:
         late: bool = False,
         is_default: bool = False,
     ) -> None:
-        """Take what is known: tags of a new run, whether it cannot be there yet, or may have gone on elsewhere."""
+        """Keep the arguments: the run cannot exist yet (`fresh`), or may have continued elsewhere (`late`)."""
         self.journal, self.store = journal, store
-        self.is_over = self.is_resumed = False  # by another process
-        self.owned = bool(journal.header.get("owns", True))  # rl8x began it, and not the user
+        self.is_over = self.is_resumed = False  # whether another process has ended or resumed the run
+        self.owned = bool(journal.header.get("owns", True))  # whether rl8x began the run, not the user
         self.samples: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_SAMPLES)
         self.num_rows = 0
         self._new_tags, self._fresh, self._late, self._is_default = new_tags, fresh, late, is_default
         self._name_tries = 0
         self._aside: list[tuple[Op, str]] = []
         self._repeats: ServerRepeats | None = None
-        self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # what is new of rows that are not sent yet
-        self._left: LeftBehind | None = None  # what the run has been said to have left behind
-        self._failures = 0  # how often in a row the entry that is next failed while the store worked
+        self._compared: dict[tuple[int | None, int], list[LoggedRow]] = {}  # new points of rows not sent yet
+        self._left: LeftBehind | None = None  # the superseded points that the run's tag has
+        self._failures = 0  # consecutive failures of the next entry while the store worked
 
     @property
     def run_id(self) -> str:
-        """The ID of the run, once there is one."""
+        """The ID of the run, which must exist."""
         assert self.journal.ack.run_id is not None
         return self.journal.ack.run_id
 
     def ensure(self) -> None:
-        """Find or make the run, and look up once what became of it since the journal was written."""
+        """Find or create the run, and check once whether another process has continued or ended it since."""
         if self.journal.ack.run_id is None:
             run_id = self.journal.header.get("run_id")
             if run_id is None:
@@ -108,13 +108,13 @@ class Sender:
             self._late = False
         if self.journal.ack.run_name is None and self._name_tries < TRIES:
             self._name_tries += 1
-            with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
+            with contextlib.suppress(StoreDownError, StoreRefusedError):  # no row waits for the name
                 name, is_free = self.store.run_name(self.run_id)
-                kept = name if len(name) <= MAX_NAME_LENGTH else ""  # more than a slot of `ack.json` has room for
+                kept = name if len(name) <= MAX_NAME_LENGTH else ""  # longer ones exceed a slot of `ack.json`
                 self.journal.acknowledge(run_name=kept, name_is_free=is_free)
 
     def _find_or_create(self) -> str:
-        """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
+        """Find or create the run. `create_run` is not idempotent, so after an attempt, search before creating."""
         header = self.journal.header
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
@@ -125,14 +125,14 @@ class Sender:
         else:
             self.journal.acknowledge(attempted=True)
             run_id = self._create(spec)
-        if may_exist:  # a create that seemed lost may have made an empty run
+        if may_exist:  # a request without an answer may have created an empty run
             for other in self.store.find_runs(spec.spool_id):
                 if other != run_id and not self.store.last_steps(other):
                     self.store.delete_run(other)
         return run_id
 
     def _create(self, spec: NewRun) -> str:
-        """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
+        """Create the run; if the store refuses its name or experiment, without them, so that its rows arrive."""
         default = spec._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
         refused = StoreRefusedError()
         candidates = (spec, spec._replace(run_name=None), default, default._replace(run_name=None))
@@ -150,7 +150,7 @@ class Sender:
         raise StoreDownError(str(refused))
 
     def begin_anew_where_gone(self) -> None:
-        """Send all rows again to a store that does not have the run, such as a database in place of a deleted one."""
+        """Restart from the first row if the store lacks the run, such as a database in place of a deleted one."""
         ack = self.journal.ack
         if ack.run_id is None:
             return
@@ -169,13 +169,13 @@ class Sender:
         self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
 
     def _check_writes(self) -> None:
-        """Write what is there already, by the same kind of request as metrics, params and tags."""
+        """Check that the store works: write an existing tag by the kind of request for metrics, params and tags."""
         self.store.check_run(self.run_id)
         spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
         self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
     def _finish(self, status: str, end_time: int) -> None:
-        """Set the final status; of a run that the user started, only a tag."""
+        """Set the final status, or only a tag for a run that the user started."""
         if self.owned:
             self.store.set_status(self.run_id, status, end_time)
         else:
@@ -185,7 +185,7 @@ class Sender:
         return self.store.tags(self.run_id)
 
     def send_some(self) -> None:
-        """Make sure that there is a run, then send and acknowledge about a megabyte of the journal."""
+        """Ensure that the run exists, then send and acknowledge about a megabyte of the journal."""
         try:
             self._aside = []
             self.ensure()
@@ -218,7 +218,7 @@ class Sender:
             raise StoreDownError(str(error)) from error
 
     def send_all(self) -> None:
-        """Send the whole journal, and try again what was set aside; raises as `send_some`."""
+        """Send the whole journal, and retry entries that were set aside; raises as `send_some` does."""
         while True:
             try:
                 self.send_some()
@@ -231,13 +231,13 @@ class Sender:
         self._retry()
 
     def end_killed(self) -> None:
-        """End the run of a process that was killed, of which all has been sent."""
+        """End the run of a killed process, after its whole journal has been sent."""
         ending = self.journal.ack.ending
-        if ending is not None:  # which the disk did not take
+        if ending is not None:  # the disk refused it
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
             ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
-            if not ended:  # in another process
+            if not ended:  # no other process ended the run
                 self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
 
@@ -246,7 +246,7 @@ class Sender:
             self.store.set_tags(self.run_id, {LOST_ROWS_TAG: str(ending["lost_rows"])})
 
     def _retry(self) -> None:
-        """Try once more what was set aside, and keep what is refused again."""
+        """Retry the entries that were set aside, and keep those that are refused again."""
         ops = self.journal.rejected.entries
         if not ops:
             return
@@ -266,7 +266,7 @@ class Sender:
         self._aside = []
 
     def _discard_copies(self, ops: Sequence[Op], aside: Sequence[Op]) -> None:
-        """Remove the copies of those artifacts among ops that have not been set aside."""
+        """Remove the local copies of artifacts and models among `ops`, except those set aside."""
         for op in ops:
             if op["op"] in ("artifact", "model") and not any(other is op for other in aside):
                 shutil.rmtree(kept_path(self.journal.place, op["file"]).parent, ignore_errors=True)
@@ -285,15 +285,15 @@ class Sender:
         self.journal.acknowledge(offset, number, outage="", tried=True, **changes)
 
     def _send(self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object], size: int = 1) -> None:
-        """Send ops or points, at most `size` in a call; those that are not taken are set aside."""
+        """Send ops or points, at most `size` per call; set aside those that the store refuses."""
         for begin in range(0, len(items), size):
             self._send_batch(items[begin : begin + size], call)
 
     def _send_batch(self, items: Sequence[_ItemT], call: Callable[[Sequence[_ItemT]], object]) -> None:
-        """Make a call with some items, and set aside those at fault where it fails although the store works.
+        """Make a call with some items; if it fails although the store works, bisect to set aside those at fault.
 
-        They are found by halving: at once where the store refuses, else where the call has failed `TRIES` times, of
-        which each is a later pass.
+        The bisection starts at once if the store refuses the call, else after the call has failed in `TRIES` passes of
+        `send_some`.
         """
         for _ in range(TRIES if len(items) == 1 else 1):
             try:
@@ -301,14 +301,14 @@ class Sender:
                 return
             except NotNowError:
                 raise
-            except Exception as caught:  # also a mistake of rl8x
+            except Exception as caught:  # even a bug in rl8x
                 error = caught
             if isinstance(error, _MALFORMED):
                 break
-            if re.search(_FULL, str(error)):  # no entry's fault, though what needs no more room is taken
+            if re.search(_FULL, str(error)):  # no entry's fault, although writes without new space work
                 raise NotNowError(str(error)) from error
             try:
-                self._check_writes()  # a run that is deleted refuses all
+                self._check_writes()  # a deleted run refuses everything
             except Exception as down:
                 raise NotNowError(str(down)) from down
             if not isinstance(error, StoreRefusedError) and self._failures < TRIES - 1:
@@ -324,7 +324,7 @@ class Sender:
             self._send_batch(part, call)
 
     def _send_rows(self, rows: list[tuple[list[Point], int | None, int]]) -> None:
-        """Send the points of rows, and note that they have arrived."""
+        """Send the points of rows, and acknowledge them."""
         if rows:
             self._log_points([point for points, _, _ in rows for point in points])
             self._done(*rows[-1][1:])
@@ -332,9 +332,9 @@ class Sender:
             rows.clear()
 
     def _not_repeated(self, op: Op, at: tuple[int | None, int]) -> list[Point]:
-        """Return those points of a row that the server did not have when the run was resumed.
+        """Return the points of a row that the server did not have when the run was resumed.
 
-        A row is compared once, also where it is sent several times: each that the server has stands for one.
+        A row is compared only once, even if it is sent several times, since each row on the server matches one row.
         """
         points, repeats = self._parsed(op), self._repeats
         if not points or repeats is None:
@@ -353,13 +353,13 @@ class Sender:
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
     def _is_there(self, point: Point) -> bool:
-        """Whether another process, which has gone on with the run, has logged a point that was set aside here."""
+        """Whether another process that continued the run has logged this rejected point's step."""
         if not (self.is_over or self.is_resumed):
             return False
         return any(other.step == point.step for other in self.store.points(self.run_id, point.name))
 
     def _repeats_now(self) -> ServerRepeats | None:
-        """Return what knows the points that may come again, where the server alone knows them."""
+        """Return a `ServerRepeats` if rows may repeat points that only the server knows, else None."""
         since = self.journal.ack.resumed
         if self._repeats is None and (since or self.is_over or self.is_resumed):
             self._repeats = self._new_repeats(since or None, has_newer=since > 0)
@@ -373,12 +373,12 @@ class Sender:
         return repeats
 
     def _leave_behind(self, left: LeftBehind) -> None:
-        """Have the run leave points behind, and say so on its page."""
+        """Mark points of the run as superseded, and mention it in the description."""
         self.store.leave_behind(self.run_id, left)
         self._describe(lambda present: f"{present}\n\n{left}" if present else str(left))
 
     def _parsed(self, op: Op) -> list[Point]:
-        """Read a row; what is not a point in it is set aside."""
+        """Return the points of a row; set aside invalid entries."""
         try:
             step, time, metrics = metric_step(op["s"]), metric_step(op["t"], "time"), dict(op["m"])
         except (KeyError, TypeError, ValueError) as error:
@@ -393,9 +393,9 @@ class Sender:
         return points
 
     def _send_samples(self) -> None:
-        """Log samples of the machine at the seconds since the run began: MLflow's page draws them over time."""
+        """Log samples of the machine, with the seconds since the start of the run as step, as MLflow's page expects."""
         began = self.store.start_time(self.run_id) if self.samples else 0
-        for _ in range(len(self.samples)):  # those that come meanwhile, maybe faster than they are sent, wait
+        for _ in range(len(self.samples)):  # later samples, which may come faster than they are sent, wait
             time, row = self.samples[0]
             self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
             self._write_aside()
@@ -405,7 +405,7 @@ class Sender:
         self._send(points, lambda batch: self.store.log_points(self.run_id, batch), size=self.store.most_points)
 
     def _apply(self, op: Op) -> dict[str, Any]:
-        """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
+        """Make the calls for an op other than a row; return its changes of the acknowledgement."""
         handler = getattr(self, f"_apply_{op['op']}", None)
         if handler is None:
             unreadable = op["op"] == "unreadable"
@@ -416,7 +416,7 @@ class Sender:
         return changes
 
     def _apply_open(self, op: Op) -> None:
-        """Do nothing, as the run that a header describes has been made: its experiment alone may have been refused."""
+        """Do nothing for a header, as the run exists; refuse an entry with an experiment that was set aside."""
         if "version" not in op:
             raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
 
@@ -430,7 +430,7 @@ class Sender:
                 texts.append({"op": "text", "to": file, "text": str(param)})
             if name not in present:
                 new[name] = value
-            # MLflow raises on a changed value; a resumed run may well have one, or be back at the first one.
+            # MLflow raises on a changed value; a resumed run may have one, or return to the first one.
             elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
                 changed[tag] = value
         self._send_texts("params", op["params"], new, self.store.log_params)
@@ -441,7 +441,7 @@ class Sender:
     def _send_texts(
         self, kind: str, given: Mapping[str, Any], texts: Mapping[str, str], call: Callable[[str, dict[str, str]], None]
     ) -> None:
-        """Send params or tags; one that is not taken is set aside as it was given."""
+        """Send params or tags; set aside those that the store refuses, with their given values."""
         self._send(
             [{"op": kind, kind: {name: given[name]}} for name in texts],
             lambda ops: call(self.run_id, {name: texts[name] for op in ops for name in op[kind]}),
@@ -454,7 +454,7 @@ class Sender:
         self._send_texts("tags", op["tags"], tags, self.store.set_tags)
 
     def _apply_describe(self, op: Op) -> None:
-        """Renew the description, unless what is there is not what was last written here."""
+        """Replace the description, unless the user has changed it."""
         if not self.is_over:
             left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
             text, folder = op["text"], op.get("folder")
@@ -463,7 +463,7 @@ class Sender:
             self._describe(lambda _: text[: MAX_TAG_LENGTH - len(left)] + left)
 
     def _describe(self, text_after: Callable[[str], str]) -> None:
-        """Renew the description by what makes it of the present one, unless that is not what was last written here."""
+        """Replace the description by `text_after(present)`, unless the present one was not written by rl8x."""
         tags = self._tags()
         present = tags.get(NOTE_TAG, "")
         if not present or digest(present) == tags.get(NOTE_DIGEST_TAG):
@@ -476,7 +476,7 @@ class Sender:
         self.store.log_text(self.run_id, op["text"], artifact_name(op["to"]))
 
     def _apply_curves(self, op: Op) -> None:
-        if not self.is_over:  # what is there may have more of them
+        if not self.is_over:  # the existing picture may have more points
             self.store.log_curves(self.run_id, dict(op["series"]), str(op["title"]), str(op["clock"]))
 
     def _apply_artifact(self, op: Op) -> None:
@@ -488,7 +488,7 @@ class Sender:
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status, since = bool(op["repeats"]), bool(op["keeps_status"]), self.journal.ack.resumed
-        self._note_lost_rows(self.journal.ack.ending)  # of the process before, which the disk did not take
+        self._note_lost_rows(self.journal.ack.ending)  # of the previous process, whose disk refused it
         if repeats:
             since = metric_step(op["t"], "time")
             self._repeats = self._new_repeats(since, has_newer=False)
@@ -507,6 +507,6 @@ class Sender:
         if status is not None:
             end_time = metric_step(op["t"], "time")
             check_status(status)
-            if not self.is_over:  # where only this fails, the journal counts as finished
+            if not self.is_over:  # if only this fails, the journal counts as finished
                 self._send([op], lambda _: self._finish(status, end_time))
         return {"finished": True, "ending": None}
