@@ -1,7 +1,7 @@
-"""The side that sends: the shipper, which tails the journals of one training process, and `rl8x sync`.
+"""Send journals: the shipper, a process that tails the journals of one training process, and `rl8x sync`.
 
-The shipper is told of journals through its standard input, a line of JSON each; each has a thread. It ends when its
-input has ended and all is sent; where the training process is gone, as soon as the rest is sent or the store is down.
+The shipper reads messages about journals from its standard input, one JSON object per line, and runs one thread per
+journal. It ends when the input has ended and everything is sent; if the training process is gone, also on an outage.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from rl8x.tracking.store import MLflowStore, source_tags
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
 _LOCK_WAIT_S: Final = 2.0
-# Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
+# If training uses all processors, the shipper gets a tenth of one, and training the rest.
 _NICENESS: Final = 10
 
-_importing = threading.Lock()  # modules that import each other are seen half made by a second thread
+_importing = threading.Lock()  # a second thread would see circular imports half finished
 
 
 class Shipper:
-    """Has the threads that send journals."""
+    """Manages the threads that send journals."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
@@ -68,7 +68,7 @@ class Shipper:
         self._guard = threading.Lock()
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """Do what the training process says."""
+        """Handle a message of the training process."""
         key = str(told["journal"])
         with self._guard:
             tail = self._tails.get(key)
@@ -87,7 +87,7 @@ class Shipper:
             tail.wake.set()
 
     def _adopt(self, wanted: Mapping[str, str]) -> None:
-        """Change the environment as the training process has changed its own since it told of another journal."""
+        """Apply the changes that the training process made to its environment since its last message of this kind."""
         for name in self._environment.keys() - wanted.keys() - {*OWN}:
             os.environ.pop(name, None)
         new = {name: value for name, value in wanted.items() if self._environment.get(name) != value}
@@ -95,15 +95,15 @@ class Shipper:
         self._environment = wanted
 
     def beat(self) -> None:
-        """Tell each second that this process is well, and end it where the training process is gone and all is sent."""
+        """Send a heartbeat each second, and exit when the training process is gone and all is sent."""
         while True:
             orphaned = os.getppid() != self._parent
             if not self.beat_once(orphaned=orphaned) and orphaned:
-                os._exit(0)  # at once: MLflow's own threads are not waited for
+                os._exit(0)  # at once, without waiting for MLflow's own threads
             time.sleep(0.05 if orphaned else 1.0)
 
     def beat_once(self, *, orphaned: bool) -> bool:
-        """Note for each journal that this process is well; returns whether there is one."""
+        """Write a heartbeat to each journal; return whether any journal is still being sent."""
         with self._guard:
             tails = list(self._tails.values())
         for tail in tails:
@@ -114,7 +114,7 @@ class Shipper:
         return any(tail.is_alive() for tail in tails)
 
     def join(self) -> None:
-        """Wait until all is sent that was told."""
+        """Wait until all journals are sent."""
         for tail in list(self._tails.values()):
             tail.join()
 
@@ -138,7 +138,7 @@ class Tail(threading.Thread):
         self.tell(told)
 
     def tell(self, told: Mapping[str, Any]) -> bool:
-        """Take what is told, maybe anew, of the journal; returns False where this has come to its end."""
+        """Take a message, maybe a further one, about the journal; return False if this thread has come to its end."""
         sampler: SystemSampler | None = None
         if told["sample"] is not None:
             with contextlib.suppress(Exception):  # the process may be gone
@@ -150,7 +150,7 @@ class Tail(threading.Thread):
         return not self._is_over
 
     def add_lines(self, lines: list[tuple[int, str]]) -> None:
-        """Take lines that no disk took, and note how the run ended if they say it: memory alone has it."""
+        """Take lines that the disk refused; if they end the run, record that, as only memory has it."""
         with self._guard:
             for number, line in lines:
                 if number > self._last_number:
@@ -168,7 +168,7 @@ class Tail(threading.Thread):
                 journal.acknowledge(ending={**op, "lost_rows": lost})
 
     def beat(self) -> None:
-        """Note that this process is well, and what the machine does."""
+        """Write a heartbeat, and sample the machine if a sample is due."""
         with self._guard:
             if self._journal is None:
                 return
@@ -177,14 +177,14 @@ class Tail(threading.Thread):
         if sampler is not None and sender is not None and not self.closed:
             try:
                 measured = sampler.sample()
-            except Exception:  # a system that does not say all, or the process is gone
+            except Exception:  # the system does not report everything, or the process is gone
                 self._sampler = None
                 return
             if measured:
                 sender.samples.append((time.time_ns() // 1_000_000, measured))
 
     def run(self) -> None:
-        """Send until the run has ended and all is sent, or nobody waits for it any more."""
+        """Send until the run has ended and everything is sent, or nobody waits for it any more."""
         wait_s = 0.0
         while not self._is_over:
             self.wake.wait(wait_s)
@@ -197,17 +197,17 @@ class Tail(threading.Thread):
         self._let_go()
         database = self._location.database
         if database is not None and self._store is not None:
-            merge_log(database)  # which the end of this process, being sudden, would not do
+            merge_log(database)  # as this process exits without closing the database
 
     def _try(self) -> float:
-        """Send what there is; returns the seconds to wait before the next try, less than 0 where there is none."""
+        """Send pending lines; return the seconds to wait before the next try, negative if there is none."""
         journal = self._opened()
-        if journal is None:  # another process is about to be through with it, or it is gone
+        if journal is None:  # another process is still sending it, or it is gone
             is_there = self._folder.exists() or not self.closed
             return 0.2 if is_there and not self.orphaned and not is_sent(self._folder) else -1.0
         try:
             self._send(journal)
-        except Exception as error:  # also a mistake of rl8x: training goes on all the same
+        except Exception as error:  # even a bug in rl8x must not stop training
             self._failures += 1
             journal.acknowledge(outage=hide(in_words(error)), tried=True)
             self._note_ending()
@@ -232,7 +232,7 @@ class Tail(threading.Thread):
             location = self._location
             if self.orphaned and location.database is not None and not has_tables(location.database):
                 raise StoreDownError(f"there is no database {location.database}")
-            with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
+            with _importing, contextlib.suppress(Exception):  # an error is raised again at the next import
                 import mlflow.entities  # noqa: F401
             self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
         if self._sender is None:
@@ -248,24 +248,24 @@ class Tail(threading.Thread):
 
     def _opened(self) -> SendingJournal | None:
         if self._journal is None:
-            with self._guard, contextlib.suppress(Exception):  # somebody has edited it meanwhile
+            with self._guard, contextlib.suppress(Exception):  # such as a journal edited in the meantime
                 self._journal = SendingJournal.open(self._folder)
                 if self._journal is not None:
                     self._journal.lines = self._lines
         return self._journal
 
     def _let_go(self) -> None:
-        """Give the lock on sending back, so that `rl8x sync` may send it."""
+        """Release the sender's lock, so that `rl8x sync` may send the journal."""
         with self._guard:
             journal, self._journal, self._sender = self._journal, None, None
         if journal is not None:
             journal.close()
 
     def _conclude(self, journal: SendingJournal) -> None:
-        """End a run whose process was killed, and remove a journal that is done with, as `rl8x sync` does."""
-        if not (journal.ack.finished or self.orphaned):  # another process of it goes on with the run
+        """End the run of a killed process, and remove or compact a journal that has been sent, as `rl8x sync` does."""
+        if not (journal.ack.finished or self.orphaned):  # another process continues the run
             return
-        self._let_go()  # first: the training process may be waiting for it
+        self._let_go()  # first, as the training process may be waiting for the lock
         if not journal.ack.finished or is_sent(journal.folder):
             store = self._store
             assert store is not None
@@ -278,8 +278,8 @@ def _source_tags() -> Mapping[str, str]:
 
 
 def _prepare(database: Path | None) -> None:
-    """Import MLflow, and make a new database's tables in memory, before the first journal needs them."""
-    with _importing, contextlib.suppress(Exception), importing_much():  # raised again where needed
+    """Import MLflow, and create a new database's tables in memory, before the first journal needs them."""
+    with _importing, contextlib.suppress(Exception), importing_much():  # raised again when needed
         import mlflow.entities
         import mlflow.tracking.context.registry  # noqa: F401
 
@@ -288,19 +288,19 @@ def _prepare(database: Path | None) -> None:
 
 
 def main(parent: int, database: str | None) -> None:
-    """Ship for the process `parent`, which tells of journals on the standard input; what MLflow prints goes nowhere."""
+    """Run the shipper of the process `parent`, which writes messages to the standard input; it prints nothing."""
     os.nice(_NICENESS)
     shipper = Shipper(parent)
     threading.Thread(target=shipper.beat, daemon=True).start()
     threading.Thread(target=_prepare, args=(database and Path(database),), daemon=True).start()
     for line in sys.stdin.buffer:
-        if line.endswith(b"\n"):  # else it is cut, as the training process was killed
+        if line.endswith(b"\n"):  # otherwise the training process was killed while writing
             shipper.take(json.loads(line))
     shipper.join()
     os._exit(0)
 
 
-# That of a process that is gone ends as soon as it has sent the rest, at its low priority, or finds the store down.
+# After its training process is gone, a shipper ends once it has sent the rest, at low priority, or the store is down.
 _SHIPPER_WAIT_S: Final = 120.0
 
 Outcome = Literal["sent", "busy", "failed"]
@@ -312,12 +312,12 @@ class SpoolReport:
 
     Attributes:
         folder: The spool.
-        outcome: "sent": all is in the store and the spool is gone; "busy": its process is alive, or that of the spool
-            that it is a copy of, or another one syncs it; "failed": it stays, `message` says why.
-        run_id: The run in the store, where there is one.
-        num_rows: Rows that were sent now.
-        message: Why it failed, or what was noticed; else empty.
-        num_rejected: Entries that could not be logged, and that the spool still has.
+        outcome: "sent": the store has everything, and the spool is removed or compacted; "busy": another process
+            writes or sends the spool, or writes the original of which it is a copy; "failed": see `message`.
+        run_id: The run in the store, if there is one.
+        num_rows: Number of rows sent by this call.
+        message: Why sending failed, or a note; else empty.
+        num_rejected: Number of entries that could not be logged and remain in the spool.
     """
 
     folder: Path
@@ -329,7 +329,7 @@ class SpoolReport:
 
     def __str__(self) -> str:
         run = f"run {self.run_id}" if self.run_id else "no run yet"
-        about = "" if self.outcome == "busy" else f" ({run}, {self.num_rows} rows)"  # which another process knows
+        about = "" if self.outcome == "busy" else f" ({run}, {self.num_rows} rows)"  # only the other process knows
         note = f": {self.message}" if self.message else ""
         return hide(f"{self.outcome} {self.folder.name}{about}{note}")
 
@@ -382,20 +382,20 @@ def sync(
 ) -> SyncReport:
     """Send everything that waits in spools whose process is gone.
 
-    A run whose process was killed gets the status KILLED, unless the store has it as ended by now. Sending again what
-    had arrived adds nothing. No database is made. A run that the store does not have, of which the spool has
-    all, is sent from its first row.
+    A run whose process was killed gets the status KILLED, unless it has ended in the store by now. Sending arrived
+    entries again adds nothing. No database is created. If the store lacks a run that the spool has completely, the run
+    is sent from its first row.
 
     Args:
         spool_dir: A spool, or a folder of spools; default `mlruns/spool` in the working directory.
-        to: Tracking URI of the store to send to; default the one that each run was meant for: the database in the
-            spools' own folder, wherever that is now, else the address that the spool names.
-        allow: Whether to send to a store that only a spool names: one that is neither beside the spool nor the one
+        to: Tracking URI of the store to send to. The default is each run's own store: the database next to the folder
+            of spools, even if both were moved, else the address that the spool names.
+        allow: Whether to send to a store that only a spool names: one that is neither next to the spools nor the one
             that training would use here.
-        connect: Makes the store of a location.
+        connect: Creates the store of a location.
 
     Raises:
-        TrackingError: `spool_dir` was given and does not exist, or `to` is of no known kind.
+        TrackingError: `spool_dir` was given and does not exist, or `to` is of an unknown kind.
     """
     root = Path(spool_dir) if spool_dir is not None else mlruns_dir() / "spool"
     if spool_dir is not None and not root.is_dir():
@@ -412,7 +412,7 @@ def sync(
 
 
 def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) -> Location:
-    """Find the store that a run was meant for, unless it is one that the user has not named."""
+    """Return the store of a run; raise `TrackingError` if only the spool names it and `allow` refuses it."""
     if "uri" not in journal.header:
         raise TrackingError(f"the spool {journal.folder} does not say where its run belongs: `rl8x sync --to URI`")
     location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
@@ -432,7 +432,7 @@ _Connect = Callable[[Location], MLflowStore]
 
 
 def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s: float = 0.0) -> SpoolReport | None:
-    """Send a journal; None where all of it had arrived."""
+    """Send a journal and report; None if it had arrived already."""
     lock = FolderLock(folder)
     try:
         check_plain(folder)
@@ -446,7 +446,7 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
         if is_sent(folder):
             if journal is not None:
                 journal.close()
-            conclude(folder)  # its checkpoints may have gone since
+            conclude(folder)  # its checkpoints may have been deleted since
             return None
         if journal is None:
             rest = "is being sent by another process; try again when that has ended"
@@ -454,7 +454,7 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
         return _sent(journal, location_of, connect)
     except JournalInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
-    except Exception as error:  # whatever a folder has in it, the others are sent
+    except Exception as error:  # whatever is in this folder, the others are sent
         if not os.path.lexists(folder / JOURNAL) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
         return SpoolReport(folder, "failed", message=in_words(error))
@@ -463,7 +463,7 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
 
 
 def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) -> SpoolReport:
-    """Send a journal of which no process is alive, and with it what was set aside."""
+    """Send a journal whose process is gone, with the entries that were set aside."""
     sender, message = None, ""
     try:
         location = location_of(journal)

@@ -1,7 +1,7 @@
-"""The training's side of the shipper: it starts that process, tells it of journals, and learns from `ack.json`.
+"""Control the shipper from the training process: start it, send it messages about journals, and read `ack.json`.
 
-One thread looks once a second at all runs that are open: it tells of outages and of what was set aside, brings to the
-disk what waits in memory, replaces a shipper that is gone or shows no beat, and ends runs whose tracker was collected.
+Once a second, one thread checks all open runs. It warns of outages and rejected entries, moves lines from memory to the
+disk, replaces a shipper that is gone or has no heartbeat, and ends runs whose tracker was garbage-collected.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from rl8x.tracking.secrets import logger
 
 _log = logger(__name__)
 
-FIRST_CONTACT_S: Final = 60.0  # importing mlflow and making a new database take this long on a slow, busy computer
-SILENT_S: Final = 5  # without a beat: a store that is down
-KILL_S: Final = 60  # without a beat: killed, and replaced
+FIRST_CONTACT_S: Final = 60.0  # time for importing mlflow and creating a database on a slow, busy computer
+SILENT_S: Final = 5  # without a heartbeat, the store counts as down
+KILL_S: Final = 60  # without a heartbeat, the shipper is killed and replaced
 _END_S: Final = 1.0
 _LOOK_S: Final = 1.0
-# What the shipper is told of a run: seconds until an HTTP request counts as failed, between two looks at the journal
-# and between two samples of the machine; whether the store cannot have the run yet.
+# Defaults of the shipper's options for a run: seconds until an HTTP request fails, between two reads of the journal and
+# between two samples of the machine (None: no samples); whether the store cannot have the run yet.
 TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
 class OpenRun:
-    """A run that is being logged: its journal, and what the shipper says of it.
+    """A run that is being logged: its journal, and the shipper's reports about it.
 
-    One warning is logged for each outage, and one line when it is over; rows wait in the journal meanwhile. Where the
-    tracker, `owner`, is collected, or the interpreter ends, before the run has been ended, it is ended here.
-    `keeps_status` says that the run is over, and its status stays as it is; the shipper is `told` the rest.
+    One warning is logged for each outage, and one line when it is over; meanwhile rows wait in the journal. This class
+    ends a run whose tracker, `owner`, is garbage-collected, or that is open when the interpreter exits.
+    `keeps_status` leaves the status of a run that is over; `told` has further options for the shipper.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OpenRun:
         outage_timeout_s: float = 5.0,
         **told: object,
     ) -> None:
-        """Tell the shipper of it."""
+        """Open the run and tell the shipper about its journal."""
         self.journal, self.location = journal, location
         self.keeps_status = keeps_status
         self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
@@ -70,7 +70,7 @@ class OpenRun:
         self._owner = None if owner is None else weakref.ref(owner)
         self._appending = threading.RLock()
         self.last_call = LastCall()
-        self.outage = ""  # why the store takes nothing now
+        self.outage = ""  # why the store is down; empty if it works
         self._ended = self._is_left = False
         self._answered_at = time.monotonic()
         self._progress = (0, 0)
@@ -79,13 +79,13 @@ class OpenRun:
         self._named: set[str] = set()
         self._num_rejected = journal.ack.rejected
         for other in list(_open):
-            other.last_call.look()  # before another error takes the place of the one that ended that run
+            other.last_call.look()  # before another error replaces the one that ended that run
         _open.add(self)
         self._tell()
         _watch()
 
     def append(self, op: Mapping[str, object]) -> None:
-        """Add an op to the journal; none of a thread that still runs when the run has been ended at exit."""
+        """Append an op to the journal, unless the run has ended, as for a thread that still runs at exit."""
         with self._appending:
             if not self._ended:
                 self.journal.append(op)
@@ -95,7 +95,7 @@ class OpenRun:
             self.last_call.note()
 
     def end(self, status: Status | None, time_ms: int) -> None:
-        """Write the end of the run to the journal, once; None, at Python's end, leaves the status to `LastCall`."""
+        """Write the end of the run to the journal, once; with None, at Python's exit, `LastCall` gives the status."""
         with self._appending:
             if self._ended:
                 return
@@ -105,15 +105,15 @@ class OpenRun:
         self._say("hurry")
 
     def _tell(self) -> None:
-        """Tell the shipper of the journal, and start it where it does not run."""
+        """Tell the shipper about the journal, and start the shipper if it does not run."""
         try:
             self._shipper = _started(self.location.database)
         except (OSError, RuntimeError) as error:
             self._note(f"the process that talks to MLflow cannot be started: {error}")
             return
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
-        # The address of the store, with any password in it, goes through the pipe. MLflow takes the run's source from
-        # the arguments, and credentials from the environment, as they are now.
+        # The store's URI, which may have a password, goes through the pipe. MLflow takes the run's source from the
+        # current arguments, and credentials from the current environment.
         self._say(
             "send",
             folder=str(self.journal.folder),
@@ -130,14 +130,14 @@ class OpenRun:
             self._shipper.tell({"do": do, "journal": str(self.journal.header["spool_id"]), **about})
 
     def _send_lines(self) -> None:
-        """Hand what the disk does not take to the shipper: the disk or MLflow has it then, whichever comes first."""
+        """Send lines that the disk refuses to the shipper; they reach the disk or MLflow, whichever is first."""
         lines = self.journal.waiting(self._sent_number)
         if lines and self._shipper is not None:
             self._sent_number = lines[-1][0]
             self._say("lines", lines=[(number, line.decode()) for number, line in lines])
 
     def look(self) -> None:
-        """Do what is due once a second."""
+        """Do the checks that are due once a second."""
         self.last_call.look()
         is_collected = self._owner is not None and self._owner() is None
         if is_collected:
@@ -151,10 +151,10 @@ class OpenRun:
             self._leave()
 
     def _check_shipper(self) -> None:
-        """Tell where the shipper shows no beat, and replace it where it is gone or has shown none for long."""
+        """Count seconds without a heartbeat; kill a shipper that is silent for long, and replace one that is gone."""
         with self._appending:
             shipper = self._shipper
-            if self._is_left:  # or a journal that is closed would be sent once more
+            if self._is_left:  # otherwise a closed journal would be sent again
                 return
             if shipper is None or shipper.is_gone():
                 if shipper is not None and not self.has_arrived:
@@ -165,25 +165,25 @@ class OpenRun:
             beat = self.journal.ack.beat
             if beat != self._beat:
                 self._beat, self._silent_s = beat, 0
-            # Counted in looks without a beat, not by the clock, which also runs while this process is stopped.
+            # Counted in checks without a heartbeat, not by the clock, which runs on while this process is stopped.
             elif self._silent_s < SILENT_S - 1 or not shipper.is_busy():
                 self._silent_s += 1
                 if self._silent_s >= KILL_S:
                     shipper.popen.kill()
 
     def _hear(self) -> None:
-        """Read what has arrived; tell of an outage, its end, and what was set aside."""
-        with self._appending:  # a thread that waits and the one that looks would both tell
+        """Read the acknowledgement; log the beginning and end of an outage, and rejected entries."""
+        with self._appending:  # otherwise a waiting thread and the watcher would both log
             ack = self.journal.ack
             reason = ack.outage
-            if self._shipper is None:  # it cannot be started, as `_tell` has noted
+            if self._shipper is None:  # it could not be started, as `_tell` has noted
                 reason = self.outage
             elif self._silent_s >= SILENT_S:
                 pid = self._shipper.popen.pid
                 reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
             progress = (ack.offset, ack.memory)
             if not reason or progress != self._progress:
-                self._answered_at, self._progress = time.monotonic(), progress  # or would have, had it been asked
+                self._answered_at, self._progress = time.monotonic(), progress  # or no request was made
             self._note(reason)
             path = self.journal.folder / REJECTED
             for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
@@ -205,7 +205,7 @@ class OpenRun:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether the store has all of a run that has ended."""
+        """Whether the run has ended and the store has all of it."""
         return self.journal.has_arrived and self.journal.ack.finished
 
     def wait(
@@ -217,10 +217,10 @@ class OpenRun:
         first_contact_s: float = 0.0,
         begin: float | None = None,
     ) -> bool:
-        """Wait from `begin` on (by `time.monotonic()`) until `done`; False where that does not come in time.
+        """Wait from `begin` (on the clock `time.monotonic()`) until `done`; return False on a timeout.
 
-        A store that is down is waited for from its last answer on, for `outage_timeout_s` and as long as a request is
-        under way; one that has not been tried when this begins for `first_contact_s` more.
+        If the store is down, the wait ends `outage_timeout_s` after `begin`, its last answer or the first failed
+        request, whichever is last. A store that has not been tried at the call gets `first_contact_s` more.
         """
         begin = time.monotonic() if begin is None else begin
         bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
@@ -230,7 +230,7 @@ class OpenRun:
             self._hear()
             if now - begin >= bound or self._is_away(outage_timeout_s, begin):
                 return done()
-            if now - hurried > 0.2:  # what waits for its next try does not
+            if now - hurried > 0.2:  # skips the pause before the shipper's next try
                 hurried = now
                 self._say("hurry")
                 if self._shipper is None or self._shipper.is_gone():
@@ -240,11 +240,11 @@ class OpenRun:
         return True
 
     def _is_away(self, timeout_s: float, begin: float = 0.0) -> bool:
-        """Return whether the store has been down for so long, counted from `begin` at the earliest."""
+        """Return whether the store has been down for `timeout_s` seconds, counted from `begin` at the earliest."""
         return self.outage != "" and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
-        """Wait until the shipper has sent the rest of a run that has ended, but not long for a store that is down."""
+        """Wait until the shipper has sent the rest of an ended run, but not long for a store that is down."""
         try:
             if self.journal.num_waiting:
                 self._send_lines()
@@ -255,16 +255,16 @@ class OpenRun:
             self._leave()
 
     def _leave(self) -> None:
-        """Close the journal, tell what has not arrived, and let the shipper end where no run needs it.
+        """Close the journal, warn of unsent entries, and let the shipper end if no run needs it.
 
-        What the shipper has not sent it goes on to send. The run is open until it is told: Python's end waits for that.
+        The shipper continues to send the rest. The run counts as open until the warning, so that Python's exit waits.
         """
         with self._appending:
             if self._is_left:
                 return
             self._is_left = True
             if self._silent_s >= SILENT_S and self._shipper is not None:
-                self._shipper.popen.kill()  # or it would keep `rl8x sync` away
+                self._shipper.popen.kill()  # otherwise its lock would block `rl8x sync`
             self._say("close")
             self.journal.close()
             self._warn_of_rest()
@@ -283,19 +283,19 @@ class OpenRun:
 
 
 class _Shipper:
-    """The process, and the pipe to it, which is written without ever waiting: it may have been stopped."""
+    """The shipper's process and the pipe to it. Writes to the pipe never block, since the process may be stopped."""
 
     def __init__(self, database: Path | None) -> None:
         words = f"{os.getpid()}, {database and str(database)!a}"
         self.popen = subprocess.Popen(
-            # MLflow writes paths as text: in UTF-8, whatever the locale.
+            # MLflow writes paths as text, which must be UTF-8 in any locale.
             **python_process("-X", "utf8", "-c", f"{_CODE}({words})"),
-            bufsize=0,  # nothing that a fork would copy and write twice
+            bufsize=0,  # no buffer that a fork would copy and write twice
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # A Ctrl-C in the terminal is the training's business. No session of its own: Linux shares processors
-            # between sessions first, whatever the niceness inside each.
+            # Only the training process handles Ctrl-C. Not a session of its own: Linux first divides processors
+            # between sessions, regardless of the niceness inside each.
             process_group=0,
         )
         self._stdin = cast("IO[bytes]", self.popen.stdin)
@@ -304,15 +304,15 @@ class _Shipper:
         self._guard = threading.RLock()
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Send a message, as far as the pipe takes it; `pump` sends the rest."""
+        """Send a message as far as the pipe has room; `pump` sends the rest."""
         with self._guard:
             if not (message["do"] == "hurry" and self._left):
                 self._left += json.dumps(message, default=os.fspath).encode() + b"\n"
             self.pump()
 
     def pump(self) -> None:
-        """Send on what the pipe did not take."""
-        with self._guard, contextlib.suppress(OSError, ValueError):  # full, or gone, as `is_gone` finds out
+        """Send the rest of earlier messages, as far as the pipe has room."""
+        with self._guard, contextlib.suppress(OSError, ValueError):  # the pipe is full, or the process is gone
             while self._left:
                 del self._left[: os.write(self._stdin.fileno(), self._left)]
 
@@ -322,7 +322,7 @@ class _Shipper:
             return self.popen.poll() is not None
 
     def is_busy(self) -> bool:
-        """Return whether it would run if it could, or reads a disk: its low priority may keep it for long."""
+        """Return whether the process is runnable or waits for a disk; its low priority may delay it for long."""
         with contextlib.suppress(OSError):
             for file in Path(f"/proc/{self.popen.pid}/task").glob("*/stat"):
                 if file.read_text().rpartition(")")[2].split()[0] in "RD":
@@ -330,20 +330,20 @@ class _Shipper:
         return False
 
     def end(self) -> None:
-        """Let the process end once it has sent all that it was told of."""
+        """Let the process end once it has sent all its journals."""
         self.pump()
         self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.0)
 
     def leave_to_parent(self) -> None:
-        """Close this process's copy of the pipe, in a child that was forked from the process that owns it."""
+        """Close the copy of the pipe in a child that was forked from the owner of the shipper."""
         self._guard = threading.RLock()
         self._stdin.close()
-        self.popen.returncode = 0  # not this process's to wait for
+        self.popen.returncode = 0  # the process is not a child of this one
 
 
-_open: set[OpenRun] = set()  # runs that have not been ended, or whose tracker was collected and that have not arrived
+_open: set[OpenRun] = set()  # runs that have not been left: not finished, or collected and not yet arrived
 _guard = threading.RLock()
 _shared: _Shipper | None = None
 _keeps = False
@@ -365,22 +365,22 @@ def start_early(database: Path | None) -> None:
 
 
 def keep_shipper() -> None:
-    """Keep the shipper until this process ends: runs that follow each other then wait for one import of MLflow only."""
+    """Keep the shipper until this process ends, so that successive runs wait only once for the import of MLflow."""
     global _keeps
     _keeps = True
 
 
 def end_unused() -> None:
-    """End the shipper where it was started early and nothing needs it."""
+    """Kill the shipper if it was started early and no run needs it."""
     shipper = _unused()
     if shipper is not None:
-        shipper.popen.kill()  # at once: it has nothing open, and would first end an import
+        shipper.popen.kill()  # it has no open files, and would otherwise first complete an import
         with contextlib.suppress(subprocess.TimeoutExpired):
             shipper.popen.wait(_END_S)
 
 
 def _unused() -> _Shipper | None:
-    """Give the shipper away where no run needs it."""
+    """Return the shipper and forget it if no run needs it, else None."""
     global _shared
     with _guard:
         shipper = None if _open else _shared
@@ -389,7 +389,7 @@ def _unused() -> _Shipper | None:
 
 
 def _watch() -> None:
-    """Have a thread look after the open runs, as long as there are some."""
+    """Start the thread that checks open runs, if it does not run; it ends when no run is open."""
     global _watcher
     with _guard:
         if _watcher is None:
@@ -404,7 +404,7 @@ def _look_after_all() -> None:
         for run in list(_open):
             try:
                 run.look()
-            except Exception:  # a mistake of rl8x: training goes on all the same
+            except Exception:  # even a bug in rl8x must not stop training
                 _log.debug("tracking: unexpected error", exc_info=True)
         with _guard:
             if not _open:
@@ -413,7 +413,7 @@ def _look_after_all() -> None:
 
 
 def _end_at_exit() -> None:
-    """End all runs that the script left open, together, so that a store which is down is waited for once."""
+    """End all runs that are open at exit together, so that they wait only once for a store that is down."""
     begin, now = time.monotonic(), time.time_ns() // 1_000_000
     runs = list(_open)
     for run in runs:
@@ -423,7 +423,7 @@ def _end_at_exit() -> None:
 
 
 def _leave_to_parent() -> None:
-    """Close what a forked child has of the shipper and of journals: with its pipe held open, it would outlive both."""
+    """Close a forked child's copies of pipe and journals; an open pipe would keep the shipper alive for too long."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
     if _shared is not None:
@@ -439,25 +439,25 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class LastCall:
-    """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
+    """Remembers the code that logged last; the run is FINISHED unless that code was interrupted.
 
-    - An exception came after the last row, out of the code that logged it: FAILED, or what `status_of` says. An older
-      `sys.last_value`, or one of another cell, has nothing to do with this run. Of `sys.exit()` a script leaves none.
-    - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
+    - An exception left that code after the last row: `status_of` gives the status, usually FAILED. An older
+      `sys.last_value`, or that of another cell, has nothing to do with this run. `sys.exit()` in a script sets none.
+    - A daemon thread is still in that code when the interpreter exits, which cuts the thread off: KILLED.
     """
 
     def __init__(self) -> None:
         self.note()
 
     def note(self) -> None:
-        """Remember the caller as the code that logged last."""
+        """Remember the calling code as the last that logged."""
         self._code = _place(sys._getframe(1))
         self._thread = weakref.ref(threading.current_thread())
         self._error_before = id(getattr(sys, "last_value", None))
         self._status: Status | None = None
 
     def look(self) -> None:
-        """Remember an exception that has interrupted the code which logged last, before another takes its place."""
+        """Remember an exception that interrupted the code that logged last, before another exception replaces it."""
         error: BaseException | None = getattr(sys, "last_value", None)
         if error is None or id(error) == self._error_before:
             return
@@ -465,7 +465,7 @@ class LastCall:
             self._status = status_of(error)
 
     def status(self, *, at_exit: bool) -> Status:
-        """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""
+        """Return the status of the run; `at_exit` says that the interpreter exits now, which ends daemon threads."""
         self.look()
         thread = self._thread()
         if self._status is None and at_exit and thread is not None and thread.daemon and thread.ident is not None:
@@ -475,10 +475,10 @@ class LastCall:
 
 
 def _place(frame: FrameType) -> CodeType | None:
-    """Name the code in which a call was made: the script, cell, or line, or the function that runs in a thread.
+    """Return the code that made a call: a script, a cell, a line, or the function of a thread.
 
-    That is the outermost code of the main module, and where it has no part in the call, the innermost that is not
-    rl8x's. What stands around a cell, such as IPython's own code, is not of that module, and around all cells.
+    That is the outermost code of the main module in the stack, or, if there is none, the innermost code outside rl8x.
+    IPython's own code surrounds all cells, so it cannot tell them apart, and it does not belong to the main module.
     """
     main = vars(sys.modules["__main__"])
     innermost = outermost = None
