@@ -1,4 +1,4 @@
-"""The calls to MLflow that a run needs, with two kinds of errors. Nothing here retries: the caller decides."""
+"""The calls to MLflow that a run needs, with two kinds of errors. Nothing here retries; the caller decides."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from rl8x.tracking.secrets import hide, showable
 
 DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"
-MAX_METRICS = 1000  # in one of MLflow's calls
-# In one transaction of a local database, of which the newest points alone are left to MLflow. A point costs half of
-# what it does in calls of 1000.
+MAX_METRICS = 1000  # points per call of MLflow
+# Points per transaction of a local database, where only the newest points go through MLflow. A point costs half as much
+# as in calls of 1000.
 _MAX_POINTS = 4000
 MAX_PARAMS = 100
-_LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # a server may read from a copy of its database that is a little behind
+_LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # seconds; a server may read from a replica that lags behind
 _QUERY = r"\n\[SQL: |\n\(Background on this error at: "  # what SQLAlchemy adds to an error
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
@@ -51,7 +51,7 @@ _silenced: list[logging.Logger] = []
 
 
 class NewRun(NamedTuple):
-    """The fields that a run is created with."""
+    """The fields of a new run; `start_time` is in milliseconds since 1970."""
 
     spool_id: str
     experiment: str | None
@@ -61,7 +61,7 @@ class NewRun(NamedTuple):
 
 
 def ensure_database(location: Location) -> None:
-    """Create the database of an sqlite location, unless it is there."""
+    """Create the database of an sqlite location, unless it exists."""
     database = location.database
     assert database is not None
     if has_tables(database):
@@ -72,11 +72,11 @@ def ensure_database(location: Location) -> None:
             if not has_tables(database):
                 make_beside(database, location.artifact_root or Path("mlruns"))
         finally:
-            lock.path.unlink(missing_ok=True)  # a folder of the user's own may be under version control
+            lock.path.unlink(missing_ok=True)  # the folder may be the user's own, under version control
 
 
 def source_tags() -> dict[str, str]:
-    """Return the tags by which MLflow's UI shows where a run came from: script, user, git commit. Imports mlflow."""
+    """Return the tags from which MLflow's UI shows a run's source: script, user, git commit. Imports mlflow."""
     from mlflow.tracking.context.registry import resolve_tags
 
     return {str(name): str(value) for name, value in resolve_tags().items()}
@@ -88,7 +88,7 @@ class MLflowStore:
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
         self._timeout_s = request_timeout_s
-        self._file: tuple[int, int] | None = None  # that of the database
+        self._file: tuple[int, int] | None = None  # device and inode of the database
         self._client: Any = self._tried(self._connect)
 
     def _connect(self) -> Any:
@@ -102,11 +102,11 @@ class MLflowStore:
         return MlflowClient(tracking_uri=self._location.uri)
 
     def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
-        """Make a call, unless the database has been replaced since this store was made."""
+        """Make a call; raise `StoreDownError` if the database has been replaced since this store was created."""
         self._check_file()
         try:
             return self._tried(function, *args, extra_time_s=extra_time_s, **kwargs)
-        finally:  # also after success: a deleted file takes rows until it is closed
+        finally:  # even after success, since a deleted file accepts rows until it is closed
             self._check_file()
 
     def _check_file(self) -> None:
@@ -118,13 +118,13 @@ class MLflowStore:
             )
 
     def _tried(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
-        """Make a call and turn whatever it raises into one of the two errors of a store."""
+        """Make a call and turn any exception into one of the two errors of a store."""
         from mlflow.exceptions import MlflowException
 
         try:
             with short_requests(self._timeout_s + extra_time_s):
                 return function(*args, **kwargs)
-        except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
+        except Exception as error:  # of sqlite, requests, the OS or a plugin: none must stop training
             kind: type[Exception] = StoreDownError
             text = _short(error)
             if not isinstance(error, MlflowException):
@@ -136,7 +136,7 @@ class MLflowStore:
             raise kind(self._explained(error) or text) from showable(error)
 
     def _explained(self, error: Exception) -> str | None:
-        """Explain in one line an error of a database, with what to do; None for any other error."""
+        """Return a one-line explanation of a database error and its remedy; None for any other error."""
         schemas = re.search(r"schema \(found version (\w+), but expected (\w+)\)", str(error))
         if schemas is not None:
             return (
@@ -148,16 +148,16 @@ class MLflowStore:
         return None
 
     def run(self, run_id: str) -> Any:
-        """Read a run, an `mlflow.entities.Run`."""
+        """Return a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
     def find_runs(self, spool_id: str) -> list[str]:
-        """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
+        """Return the IDs of the runs created for a spool, in any experiment, the oldest first."""
         runs = self.search(None, f"tags.`{SPOOL_TAG}` = '{spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
-        """Make a run with these tags and return its ID."""
+        """Create a run with these tags and return its ID."""
         about = (self._experiment_id(spec), spec.start_time, {**tags, SPOOL_TAG: spec.spool_id}, spec.run_name)
         return str(self._call(self._client.create_run, *about).info.run_id)
 
@@ -184,22 +184,22 @@ class MLflowStore:
         self._call(self._client.delete_run, run_id)
 
     def check_run(self, run_id: str) -> None:
-        """Raise `StoreDownError` unless the run is there and active."""
+        """Raise `StoreDownError` unless the run exists and is active."""
         if self.run(run_id).info.lifecycle_stage != "active":
             raise StoreDownError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
-        """Read a run's name, and whether no other run has it."""
+        """Return a run's name, and whether it is unique in the store."""
         name = str(self.run(run_id).info.run_name or "")
         return name, name != "" and len(self.search_by_name(name)) == 1
 
     def status(self, run_id: str) -> tuple[str, int | None]:
-        """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
+        """Return a run's status, and its end time in milliseconds since 1970, or None if unknown."""
         info = self.run(run_id).info
         return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Log at most `most_points`: all, or none that the run would show as a metric's last."""
+        """Log at most `most_points`; a failure never leaves a metric's newest point without its earlier ones."""
         if self._location.database is not None:
             points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         for begin in range(0, len(points), MAX_METRICS):
@@ -207,11 +207,11 @@ class MLflowStore:
 
     @property
     def most_points(self) -> int:
-        """How many points `log_points` takes in one call."""
+        """The largest number of points in one call of `log_points`."""
         return MAX_METRICS if self._location.database is None else _MAX_POINTS
 
     def params(self, run_id: str) -> dict[str, str]:
-        """Read a run's params."""
+        """Return a run's params."""
         return dict(self.run(run_id).data.params)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
@@ -219,7 +219,7 @@ class MLflowStore:
         self._log_batch(run_id, [], params, {})
 
     def tags(self, run_id: str) -> dict[str, str]:
-        """Read a run's tags."""
+        """Return a run's tags."""
         return dict(self.run(run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
@@ -243,7 +243,7 @@ class MLflowStore:
         self._check_taken(run_id, has_all)
 
     def _check_taken(self, run_id: str, is_there: Callable[[Any], bool]) -> None:
-        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success."""
+        """Check that a server has the data sent to it: MLflow's client takes a proxy's empty answer for success."""
         if not self._location.uri.startswith(("http://", "https://")):
             return
         for wait_s in _LOOK_AGAIN_S:
@@ -253,7 +253,7 @@ class MLflowStore:
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
     def log_artifact(self, run_id: str, path: str | Path, to: str | None) -> None:
-        """Copy a file or folder to the run's artifacts."""
+        """Log a file or folder to the folder `to` of the run's artifacts; None is the top folder."""
         self._find_artifacts(run_id)
         path = Path(path)
         if path.is_dir():
@@ -264,7 +264,7 @@ class MLflowStore:
             self._call(self._client.log_artifact, run_id, str(path), to, extra_time_s=extra_time_s)
 
     def log_text(self, run_id: str, text: str, name: str) -> None:
-        """Write a text to the run's artifacts."""
+        """Log a text as an artifact of the run."""
         self._find_artifacts(run_id)
         self._call(self._client.log_text, run_id, text, name)
 
@@ -275,7 +275,7 @@ class MLflowStore:
         return self._call(log_model, self._client, run, Path(path), about, extra_time_s=120)
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
-        """Draw learning curves by `draw_curves`, and keep them among the run's artifacts."""
+        """Draw learning curves by `draw_curves`, and log them as an artifact of the run."""
         picture = draw_curves(series, title, clock)
         if picture is not None:
             with tempfile.TemporaryDirectory() as folder:
@@ -284,11 +284,11 @@ class MLflowStore:
                 self.log_artifact(run_id, path, None)
 
     def start_time(self, run_id: str) -> int:
-        """Read when a run began, in milliseconds since 1970."""
+        """Return the start time of a run, in milliseconds since 1970."""
         return int(self.run(run_id).info.start_time or 0)
 
     def _find_artifacts(self, run_id: str) -> None:
-        """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""
+        """Raise `StoreDownError` if `prepare_artifacts` refuses the folder of a run's artifacts."""
         if self._location.database is not None:
             uri = str(self.run(run_id).info.artifact_uri)
             try:
@@ -305,35 +305,35 @@ class MLflowStore:
         self._check_taken(run_id, lambda run: run.info.status == status)
 
     def last_steps(self, run_id: str) -> dict[str, int]:
-        """Read the last step of each metric that a run has."""
+        """Return the last step of each metric of a run."""
         return _last_steps(self.run(run_id))
 
     def points(self, run_id: str, name: str) -> list[Point]:
-        """Read all points of a run's metric, in the order of their timestamps."""
+        """Return all points of a run's metric, in the order of their timestamps."""
         points = self._call(self._client.get_metric_history, run_id, name)
         points.sort(key=lambda point: (point.timestamp, point.step))
         return [Point(name, float(point.value), int(point.timestamp), int(point.step)) for point in points]
 
     def leave_behind(self, run_id: str, new: LeftBehind) -> None:
-        """Note what a run has left behind."""
+        """Mark points of a run as superseded by a resume, and rename them in a local database."""
         known = [left for left in left_behind(self.tags(run_id)) if left != new]
         self.set_tags(run_id, left_tag([*known, new]))
         if self._location.database is not None:
             self._call(rename_left, self._location.database, run_id, new)
 
     def download(self, run_id: str, name: str, folder: Path) -> Path | None:
-        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None if there is none."""
+        """Copy an artifact, a file in the top folder, into `folder` and return its path; None if there is none."""
         self._find_artifacts(run_id)
         if name not in {entry.path for entry in self._call(self._client.list_artifacts, run_id)}:
             return None
         return Path(self._call(self._client.download_artifacts, run_id, name, str(folder), extra_time_s=120))
 
     def experiments(self) -> list[Any]:
-        """List the active experiments."""
+        """Return the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
 
     def search(self, experiment_ids: list[str] | None, query: str, *, most: int | None = None) -> list[Any]:
-        """Search for runs, in all experiments by None, the newest first, page by page."""
+        """Return the runs that match a query, the newest first; None searches all experiments."""
         if experiment_ids is None:
             experiment_ids = [experiment.experiment_id for experiment in self.experiments()]
         runs, token = [], None
@@ -346,9 +346,9 @@ class MLflowStore:
                 return runs
 
     def search_by_name(self, name: str) -> list[Any]:
-        """Search for the runs of a name in all experiments.
+        """Return the runs with a name, in all experiments.
 
-        MLflow's texts have one of the two quotes around them and no escapes; before a quote its parser sees one.
+        Strings in MLflow's queries have no escapes, yet its parser reads a backslash before a quote as one.
         """
         quote = '"' if "'" in name else "'"
         if quote in name or name.endswith("\\"):
@@ -365,7 +365,7 @@ def _last_steps(run: Any) -> dict[str, int]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another one that has taken its place, to which MLflow would not write."""
+    """Return a file's device and inode, by which a replacement is detected; None if there is no file."""
     with contextlib.suppress(OSError):
         stat = path.stat()
         return stat.st_dev, stat.st_ino
@@ -373,30 +373,30 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _refuses(error: Any) -> bool:
-    """Return whether MLflow itself will never take what was sent: of a proxy's answer its client makes like errors."""
-    answer = getattr(error, "json", None)  # of an error that a server answered with
+    """Return whether MLflow itself refuses the call for good, since its client raises similar errors for a proxy."""
+    answer = getattr(error, "json", None)  # the server's answer
     code = answer.get("error_code") if isinstance(answer, dict) else error.error_code
     return code in ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS")
 
 
 def _short(error: Exception) -> str:
-    """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
-    text = re.split(_QUERY, hide(str(error)), maxsplit=1)[0]  # hidden before it is cut, maybe within a password
+    """Return an error in one line of at most 200 characters; the end of a long text has the root cause."""
+    text = re.split(_QUERY, hide(str(error)), maxsplit=1)[0]  # hide first, as the cut may split a password
     text = " ".join(text.split())
     return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"
 
 
 @contextlib.contextmanager
 def short_requests(timeout_s: int) -> Iterator[None]:
-    """Let MLflow's calls end after one HTTP try of `timeout_s`, in silence, where the user has not set it otherwise.
+    """Limit MLflow's calls to one HTTP try of `timeout_s`, without logs, unless the user has set other values.
 
-    MLflow reads these settings from the environment at each call and offers no argument for them, and logs a traceback
-    for each failure, of which rl8x says one line: a call by another thread in the same moment sees ours too.
+    MLflow reads these settings from the environment at each call and has no argument for them; it also logs a traceback
+    per failure, which rl8x reports in one line. Simultaneous calls of other threads get the same settings.
     """
     global _users
     settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
     settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
-    settings["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # one for each file
+    settings["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"  # there is one per file
     with _guard:
         _users += 1
         _set_here.update(settings.keys() - os.environ.keys())

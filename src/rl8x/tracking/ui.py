@@ -1,8 +1,8 @@
-"""Open MLflow's UI on the store that runs are kept in, on the charts of the newest runs.
+"""Open MLflow's UI for the runs' store, on the charts of the newest runs.
 
-Without a link of this kind MLflow's UI opens an experiment on what it has for language models, and sorts charts by the
-alphabet, counters first. The order is a saved view of MLflow's: a tag of the experiment, which the link names and the
-page's menu of views lists.
+Without such a link, MLflow's UI opens an experiment on its pages for language models, and sorts charts alphabetically,
+counters first. The order is a saved view of MLflow: a tag of the experiment, which the link names and the page's menu
+of views lists.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from rl8x.tracking.store import MLflowStore
 DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
 VIEW_TAG: Final = f"{private.VIEW_TAG_PREFIX}{VIEW}"
-# What a run is looked at for, above everything that its metrics are grouped into.
+# The most important charts, shown above all groups of metrics.
 _FIRST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _FIRST_SECTION: Final = "mean returns"
 _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
-# Sections by the beginning of their names; "" is every other, such as a callback's metrics.
+# Order of sections, by the first part of their names; "" is any other, such as a callback's metrics.
 _SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
 _FOLDED: Final = ("final", "best", "best_step", "coefficients", "profiling", "memory", "env", "algorithm")
-# What the list of runs shows beside their names, as MLflow's page writes columns.
+# Columns that the list of runs shows next to the names, in the format of MLflow's page.
 _COLUMNS: Final = ("tags.`rl8x.task`", "tags.`rl8x.algorithm`", "tags.`rl8x.result`")
 _SECTION: Final = {"isReordered": True, "deleted": False, "isGenerated": True}
-_QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # which MLflow uses
-_COMPARED: Final = 3  # newest runs whose histories say which metrics are constant
+_QUIET: Final = "ignore:starlette.middleware.wsgi is deprecated"  # a warning that MLflow causes
+_COMPARED: Final = 3  # number of newest runs whose histories show which metrics are constant
 
 
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
-    """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
+    """Return the command of a lean `mlflow ui`, with 2 processes and 0.5 GB of memory instead of 14 and 3 GB.
 
-    It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
+    It needs `ui_environment`, which has the store's address, since every user of the machine can read a command.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -61,7 +61,7 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
         port: Port to listen at, from 1 to 65535.
 
     Raises:
-        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
+        TrackingError: The store is a server, which has its own UI, or cannot be used; or the port is invalid.
     """
     _own_store(tracking_uri)
     if not 0 < port < 65536:
@@ -70,24 +70,24 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
 
 
 def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
-    """Return the environment for `ui_command`: the store, and no workers for jobs that rl8x has no use for.
+    """Return the environment for `ui_command`: the store's address, and no job workers, which rl8x does not need.
 
-    Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
-    taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
-    such as the one where it is itself. No warning is an error.
+    Plain `mlflow ui` opens `./mlflow.db` and ignores `MLFLOW_TRACKING_URI`. Python and uvicorn are kept from importing
+    modules of the working directory in place of MLflow's; uvicorn searches there unless it is given another folder,
+    such as its own. Warnings are not errors.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
 
     Raises:
-        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
+        TrackingError: The store is a server, which has its own UI, or cannot be used.
     """
     location = _own_store(tracking_uri)
     settings = {
         "MLFLOW_BACKEND_STORE_URI": location.uri,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "UVICORN_APP_DIR": sysconfig.get_path("purelib"),
-        # Nothing is printed after the link but what is wrong.
+        # After the link, only problems are printed.
         "MLFLOW_REGISTRY_STORE_URI": location.uri,
         "UVICORN_LOG_LEVEL": "warning",
     }
@@ -104,11 +104,11 @@ def _own_store(tracking_uri: str | None) -> Location:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened at, for which MLflow needs many lines, seconds later."""
+    """Raise `TrackingError` if a server cannot listen at the address; MLflow says so seconds later, in many lines."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
-            # As servers do, or a port would count as taken for a minute after its last connection.
+            # As servers do; otherwise a port counts as taken for a minute after its last connection.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
@@ -117,7 +117,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
-    """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
+    """Prepare MLflow's page of the newest runs, and create the store if it does not exist.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
@@ -125,7 +125,7 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
         port: Port to listen at, from 1 to 65535.
 
     Returns:
-        The link to the runs, and whether a server is there already: the one that keeps them.
+        The link to the runs, and whether a server runs already, as the store itself is one.
 
     Raises:
         TrackingError: The store or the address cannot be used.
@@ -143,23 +143,23 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until this process is interrupted, or told to end.
+    """Serve the UI until this process is interrupted or terminated.
 
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
         host: Address to listen at.
         port: Port to listen at, from 1 to 65535.
-        link: Opened in a browser, where there is one, as soon as the server answers.
+        link: Link to open in a browser, if there is one, as soon as the server answers.
 
     Returns:
         The server's exit status.
 
     Raises:
-        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
+        TrackingError: The store is a server, which has its own UI, or cannot be used; or the port is invalid.
     """
     command = guarded(ui_command(tracking_uri, host, port), ui_environment(tracking_uri))
     with _interrupted_by_signals():
-        process = subprocess.Popen(**command, process_group=0)  # a Ctrl-C in the terminal is for this process alone
+        process = subprocess.Popen(**command, process_group=0)  # only this process handles Ctrl-C
         if link is not None:
             threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
         try:
@@ -172,7 +172,7 @@ def serve_ui(
 
 @contextlib.contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Be interrupted as by Ctrl-C where this process is told to end, or its terminal is closed."""
+    """Raise `KeyboardInterrupt` if this process is terminated or its terminal is closed."""
     before = {}
     with contextlib.suppress(ValueError):  # not in the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -186,13 +186,13 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 
 def open_browser(link: str) -> bool:
-    """Open a link in a browser where there is a display; a browser in the terminal would be in the way.
+    """Open a link in a browser if there is a display; a text browser would block the terminal.
 
     Args:
         link: The link.
 
     Returns:
-        Whether one was opened.
+        Whether a browser was opened.
     """
     if sys.platform not in ("darwin", "win32") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
@@ -211,7 +211,7 @@ def _open_when_served(process: subprocess.Popen[bytes], link: str) -> None:
 
 
 def runs_page(store: MLflowStore, base: str) -> str:
-    """Return the link, at a server's address, to the charts of our newest run's experiment; keep their order there."""
+    """Return the link to the charts of the newest rl8x run's experiment on a server; save their order as a view."""
     experiments = {str(experiment.experiment_id): experiment for experiment in store.experiments()}
     runs = store.search(list(experiments), "tags.`rl8x.version` != ''", most=10) if experiments else []
     if not runs:
@@ -227,7 +227,7 @@ def runs_page(store: MLflowStore, base: str) -> str:
 
 
 def _constants(store: MLflowStore, runs: Sequence[Any]) -> set[str]:
-    """Return the metrics that have one value in all rows of all of some runs, of which one has several rows."""
+    """Return the metrics with the same value in all rows of all runs, if one of the runs has several rows."""
     values: dict[str, set[float]] = {}
     for run in runs:
         for name, value in run.data.metrics.items():
@@ -242,7 +242,7 @@ def _constants(store: MLflowStore, runs: Sequence[Any]) -> set[str]:
 
 
 def server_address(location: Location, host: str, port: int) -> str:
-    """Return the address of MLflow's page: of the server that keeps the runs, else of the one at `host` and `port`."""
+    """Return the address of MLflow's page: that of the store if it is a server, else that of `host` and `port`."""
     if location.remote:
         parts = urlsplit(location.uri)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
@@ -251,9 +251,9 @@ def server_address(location: Location, host: str, port: int) -> str:
 
 
 def _keep_view(store: MLflowStore, experiment_id: str, present: str | None, state: dict[str, Any]) -> bool:
-    """Write the view, unless the user has saved another under its name; return whether there is one."""
+    """Save the view, unless the user has saved another under its name; return whether there is a view."""
     text = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
-    # MLflow's page writes no `by`: where it is missing, the view is the user's own.
+    # MLflow's page writes no `by`, so a view without it is the user's own.
     envelope = json.dumps({"name": VIEW, "createdAt": 0, "updatedAt": 0, "by": VIEW, "state": text})
     if present is not None:
         is_ours = False
@@ -269,7 +269,7 @@ def _keep_view(store: MLflowStore, experiment_id: str, present: str | None, stat
 
 
 def view(names: Iterable[str], constants: Collection[str] = ()) -> dict[str, Any]:
-    """Return the state of MLflow's page that shows metrics in the order in which they are of use."""
+    """Return the state of MLflow's page that orders the charts of metrics by importance."""
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
     first = [*_FIRST, *sorted(named)]
@@ -299,7 +299,7 @@ def _section_of(metric: str) -> str:
 
 
 def _line_chart(metric: str) -> dict[str, Any]:
-    """Return a chart with all that MLflow's page reads of one."""
+    """Return a chart with all fields that MLflow's page reads."""
     return {
         "uuid": f"rl8x-{metric}",
         "type": "LINE",
