@@ -73,7 +73,7 @@ def kept_path(spool: Path, file: str) -> Path:
 
 
 def checked_copy(spool: Path, file: str) -> Path:
-    """Return `kept_path`; raise `TrackingError` if the copy is missing or has a link, device or pipe in it or above."""
+    """Return `kept_path`; raise `TrackingError` if it is missing, or has a link, device or pipe in it or above."""
     path = kept_path(spool, file)
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")

@@ -540,7 +540,7 @@ def _compact(folder: Path, header: Op) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a journal that the caller has locked, after a rename, so that nobody can lock and write a part of it."""
+    """Remove a journal that the caller has locked; rename it first, so that nobody locks and writes a partial one."""
     gone = folder.with_name(f".{folder.name}{REMOVED}")
     with contextlib.suppress(OSError):
         shutil.rmtree(gone, ignore_errors=True)  # left by a process that was killed here

@@ -77,7 +77,7 @@ def typed_store(tracking_uri: str | None) -> Iterator[None]:
 
 
 def user_tracking_uri() -> str | None:
-    """Return the tracking URI set by this command, `mlflow.set_tracking_uri` or `MLFLOW_TRACKING_URI`, in order."""
+    """Return the first URI set by this command, `mlflow.set_tracking_uri` or `MLFLOW_TRACKING_URI`; else None."""
     if _typed is not None:
         return _typed
     mlflow = sys.modules.get("mlflow")

@@ -54,7 +54,7 @@ class MLflowTracker:
 
     Args:
         experiment_name: Experiment of a new run; default that of MLflow's environment variables, else "rl8x".
-        run_name: Name of a new run; MLflow makes one up by default.
+        run_name: Name of a new run; MLflow generates one by default.
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started, such as `parent_tag(run_id)`.
@@ -71,10 +71,10 @@ class MLflowTracker:
             request has failed: at once if nothing listens, after `request_timeout_s` if a server is silent, and after
             5 s if the process that talks to MLflow has been stopped.
         request_timeout_s: Seconds after which an HTTP request has failed; `MLFLOW_HTTP_REQUEST_TIMEOUT` replaces it.
-        interval_s: Seconds between two requests with what was logged in between.
+        interval_s: Seconds between two requests, each with the data logged in between.
 
     Raises:
-        TypeError: If a name is not a text.
+        TypeError: If a name is not a string.
         ValueError: If a number of seconds is negative or infinite.
 
     Attributes:
@@ -119,13 +119,13 @@ class MLflowTracker:
 
     @property
     def run_id(self) -> str | None:
-        """The ID of the run in MLflow; None until the store has made it."""
+        """The ID of the run in MLflow; None until the store has created it."""
         journal = self._journal
         return None if journal is None else journal.ack.run_id or journal.header.get("run_id")
 
     @property
     def resume_handle(self) -> str | None:
-        """The value for `start(resume=...)`: the run's ID, or the journal's while the store has not made the run."""
+        """The value for `start(resume=...)`: the run's ID, or the journal's until the store has created the run."""
         journal = self._journal
         return None if journal is None else self.run_id or f"{HANDLE_PREFIX}{journal.header['spool_id']}"
 
@@ -179,7 +179,7 @@ class MLflowTracker:
 
         Raises:
             RuntimeError: A run has been started and not finished.
-            TrackingError: The store cannot be used, or the run to resume is not there or still being written.
+            TrackingError: The store cannot be used, or the run to resume does not exist or is still being written.
         """
         if self._run is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
@@ -188,7 +188,7 @@ class MLflowTracker:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
         if resume is None and self.run_key is not None:
-            resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is made
+            resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is created
         first = [
             self._texts("params", {**(self.params or {}), **params}),
             self._texts("tags", {**(self.tags or {}), **tags}),
@@ -475,7 +475,7 @@ class MLflowTracker:
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def log_curves(self, series: Series, title: str, clock: str) -> None:
-        """Have learning curves drawn and logged as an artifact.
+        """Have the shipper draw learning curves and log them as an artifact.
 
         Args:
             series: (step, value) pairs by the curve's name; see `rl8x.tracking.pages`.

@@ -227,7 +227,7 @@ def is_sent_at_once(place: int) -> bool:
 
 
 def _added(count: int, max_points: int) -> NDArray[np.bool_]:
-    """Return the mask of a metric's points to add at the end of the run to those sent at once, bool `[count]`."""
+    """Return which points of a metric are sent only at the end of the run, as a bool mask `[count]`."""
     places = np.arange(count)
     doublings = np.ceil(np.log2(places // _DENSE + 1)).astype(np.int64)
     sent = places % (1 << doublings) == 0

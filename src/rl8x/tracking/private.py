@@ -202,11 +202,11 @@ def _migrated() -> bytes:
 def prepare_artifacts(database: Path, run_id: str, uri: str, *, guarded: bool) -> None:
     """Check before a write that a run's artifacts go to a folder of this store; raise `OSError` if they do not.
 
-    MLflow stores their absolute path `uri` and recreates the folder if it is gone. If the database was moved or copied
-    since, together with artifacts next to it, the path in the database is changed to the new folder, so that MLflow's
-    page also finds the moved ones. `guarded` allows only artifacts in the database's folder.
+    MLflow stores their absolute path `uri` and recreates the folder if it is gone. If that folder belongs to the old
+    place of a database that was moved or copied, the database gets the path next to its new place instead, so that
+    MLflow's page also finds artifacts moved with it. `guarded` allows only artifacts in the database's folder.
     """
-    forget_artifacts(run_id)  # the cache may be of another store in this process, of which this is a copy
+    forget_artifacts(run_id)  # this process may also use a store of which this one is a copy
     folder, here = _local(uri), database.parent
     if folder is not None and _was_left_behind(folder, run_id, database):
         folder = here / ROOT / run_id / "artifacts"
@@ -223,7 +223,7 @@ def prepare_artifacts(database: Path, run_id: str, uri: str, *, guarded: bool) -
 
 
 def _was_left_behind(folder: Path, run_id: str, database: Path) -> bool:
-    """Return whether an artifact folder is the one in the place from which the database was moved or copied."""
+    """Return whether an artifact folder belongs to the old place of a database that was moved or copied."""
     root = folder.parents[1]
     if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
         return False

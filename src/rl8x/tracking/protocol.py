@@ -202,7 +202,7 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
     """Log a table as an artifact in the format of `mlflow.log_table`, but replace a table of the same name.
 
     Args:
-        tracker: The run's tracker; the run has only this table.
+        tracker: The run's tracker; MLflow's tag of the run's tables then lists only this one.
         path: A JSON file, `{"columns": [...], "data": [[...], ...]}`, as pandas' `to_json(orient="split")` writes it.
 
     Raises:

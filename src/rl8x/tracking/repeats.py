@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 LEFT_TAG: Final = "rl8x.left_behind"
 LEFT: Final = "left/"
-# Names exempt from this: superseded points, and samples of the machine, whose steps are seconds since the run began.
+# Prefixes that no resume supersedes: renamed points, and machine samples, whose steps are seconds since the start.
 NOT_OF_A_COURSE: Final = (LEFT, "system/")
 # Metrics that are bit-identical on the same course, unlike times and memory.
 _TELLING: Final = ("losses/", "returns/", "episodes/returns/", "eval/returns/", "eval/horizon_returns/")
@@ -32,7 +32,7 @@ LoggedRow: TypeAlias = tuple[int, int, dict[str, float]]
 
 
 class Point(NamedTuple):
-    """One value of one metric; the timestamp is in milliseconds."""
+    """One value of one metric; the timestamp is in milliseconds since 1970."""
 
     name: str
     value: float

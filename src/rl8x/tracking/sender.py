@@ -353,7 +353,7 @@ class Sender:
         return [Point(name, value, time, step) for step, time, row in rows for name, value in row.items()]
 
     def _is_there(self, point: Point) -> bool:
-        """Whether another process that continued the run has logged this rejected point's step."""
+        """Whether another process that continued the run has logged this rejected point's metric at its step."""
         if not (self.is_over or self.is_resumed):
             return False
         return any(other.step == point.step for other in self.store.points(self.run_id, point.name))

@@ -288,7 +288,7 @@ def _prepare(database: Path | None) -> None:
 
 
 def main(parent: int, database: str | None) -> None:
-    """Run the shipper of the process `parent`, which writes messages to the standard input; it prints nothing."""
+    """Run the shipper of the process `parent`, which writes messages to the standard input."""
     os.nice(_NICENESS)
     shipper = Shipper(parent)
     threading.Thread(target=shipper.beat, daemon=True).start()

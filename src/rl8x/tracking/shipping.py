@@ -183,7 +183,7 @@ class OpenRun:
                 reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
             progress = (ack.offset, ack.memory)
             if not reason or progress != self._progress:
-                self._answered_at, self._progress = time.monotonic(), progress  # or no request was made
+                self._answered_at, self._progress = time.monotonic(), progress  # no outage: as if it had answered
             self._note(reason)
             path = self.journal.folder / REJECTED
             for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
