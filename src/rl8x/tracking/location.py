@@ -210,7 +210,7 @@ def with_password(uri: str) -> str:
 
 
 def beside(folder: Path, database: Path | None) -> str | None:
-    """Return a database's path relative to a run's folder, `../../NAME`; None if it is not two folders above."""
+    """Return a database's path from a run's folder, `../../NAME`; None if it lies elsewhere and may not move along."""
     if database is None or Path(os.path.realpath(database.parent)) != _root(folder):
         return None
     return f"../../{database.name}"

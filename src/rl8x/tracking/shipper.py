@@ -313,7 +313,7 @@ class SpoolReport:
     Attributes:
         folder: The spool.
         outcome: "sent": the store has everything, and the spool is removed or compacted; "busy": another process
-            writes or sends the spool, or writes the original of which it is a copy; "failed": see `message`.
+            writes or sends the spool, or writes the original of this copy; "failed": the spool stays, see `message`.
         run_id: The run in the store, if there is one.
         num_rows: Number of rows sent by this call.
         message: Why sending failed, or a note; else empty.
