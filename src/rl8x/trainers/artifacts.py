@@ -1,4 +1,4 @@
-"""What a run shows of its policy: films, models of its tracker (the last, the best, the current one), its curves."""
+"""Artifacts of a trainer's policy: films, grids, figures of its curves, and models in the tracker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAST: Final = "last"
 BEST: Final = "best"
 _GROUPS: Final = (keys.EVAL_PREFIX, "episodes/", "returns/")
 _FILE: Final = "policy.safetensors"
-# What one panel shows of returns, where nothing is named; the first line of which a run has any.
+# Default curves of `plot`, by label; the first of these groups for which the run has a metric.
 _CURVES: Final[tuple[dict[str, str], ...]] = (
     {
         "episodes of the training": "episodes/returns/mean",
@@ -76,7 +76,7 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
 
 
 def stored_run(checkpoint: Checkpoint, tracking_uri: str | None) -> tuple[RunReader, str]:
-    """Find the run of a checkpoint in the store, which may have ended; return what reads that, and the run's ID."""
+    """Find a checkpoint's run, which may have ended, in the MLflow store; return a reader of the store and its ID."""
     run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
     record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else reader.run(run["id"])
     if record is None:
@@ -85,7 +85,7 @@ def stored_run(checkpoint: Checkpoint, tracking_uri: str | None) -> tuple[RunRea
 
 
 def log_to_run(checkpoint: Checkpoint, policy: Policy, stored: tuple[RunReader, str], **about: Any) -> str:
-    """Log the policy of a checkpoint as a model of its run, as `stored_run` has it; return the model's ID."""
+    """Log a checkpoint's policy as a model of its run, `stored` as `stored_run` returns it; return the model's ID."""
     from rl8x.tracking.artifacts import describe_model, model_about
 
     run, (reader, run_id) = checkpoint.metadata["run"], stored
@@ -96,16 +96,16 @@ def log_to_run(checkpoint: Checkpoint, policy: Policy, stored: tuple[RunReader, 
 
 
 def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return step and metrics of the policy in a checkpoint, as arguments of `log_policy`."""
+    """Return the step and the metrics of the policy in a checkpoint, as arguments of `log_policy`."""
     best, counters = checkpoint.state["best"], checkpoint.metadata["counters"]
     metrics = model_metrics(checkpoint.state["trainer"], counters, None if best is None else best["metric"])
     return {"step": counters[checkpoint.metadata["resolved"]["clock"]], "metrics": metrics}
 
 
 def model_metrics(latest: Mapping[str, Any], counters: Mapping[str, int], best: str | None = None) -> dict[str, float]:
-    """Return what a `TrainStep`'s state says of how good a policy is: mean returns, those of evaluations, and `best`.
+    """Return the finite mean returns and episode metrics in a `TrainStep`'s state, and the metric `best`.
 
-    An evaluation before the step is of another policy. One after it may have been made after its row.
+    Evaluations count only if they were made after the last step, as earlier ones measured another policy.
     """
     evaluation, is_of_this = latest["eval_row"], latest["evaluated_at"] == counters[keys.STEPS]
     own = {name: value for name, value in latest["row"].items() if name not in evaluation}
@@ -117,11 +117,11 @@ def model_metrics(latest: Mapping[str, Any], counters: Mapping[str, int], best: 
     }
 
 
-# -- what a trainer has for these
+# -- methods of a trainer
 
 
 def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return steps and values of the metrics that a tracker's run has, by name."""
+    """Return the steps and values of each metric in `names` that the tracker's run has."""
     if isinstance(tracker, MemoryTracker):
         rows = {name: tracker.history(name) for name in names}
         return {name: tuple(zip(*points, strict=True)) for name, points in rows.items() if points}
@@ -139,7 +139,7 @@ def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 class Shows:
-    """What a trainer shows of the policy that it trains: films, grids, curves and models."""
+    """Mixin of a trainer's methods that film, plot, log and evaluate its policy on grids."""
 
     algorithm: GenericAlgorithmBase[Any]
     tracker: Tracker
@@ -179,7 +179,7 @@ class Shows:
         algorithm, env = self.algorithm, self._film_env(copies)
         try:
             config = inherited_config(self.evaluations.runs_config() if given is None else given, copies)
-            if env.num_copies != copies:  # one that was copied may have more than are seen
+            if env.num_copies != copies:  # a twin may have more copies than the film shows
                 rows = [i % copies for i in range(env.num_copies)]
                 config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
             # Moving parameters are drawn from the training's ranges.
@@ -194,7 +194,7 @@ class Shows:
         return made
 
     def _film_env(self, copies: int) -> Env:
-        """Make an environment to film in: by the training's factory, else a twin, maybe of more copies than wanted."""
+        """Make an environment to film in with the factory, else a twin, which may have more copies than asked for."""
         algorithm = self.algorithm
         if algorithm.env_factory is not None:
             return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
@@ -203,7 +203,7 @@ class Shows:
             raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an eval_env.")
         twin = None
         if getattr(known.unwrapped, "takes_render_mode", False) and known.render_mode is None:
-            again: Any = known  # a simulator, made again so that it renders
+            again: Any = known  # a simulator, made again with rendering
             twin = again.another(copies, seed=algorithm.seed, render_mode="rgb_array")
         if twin is None:
             check_pictures(known)
@@ -216,7 +216,7 @@ class Shows:
         return twin
 
     def _log_film(self) -> None:
-        """Keep a film as an artifact, named after the step."""
+        """Log a film as an artifact, named after the step."""
         made = self.play()
         with tempfile.TemporaryDirectory() as folder:
             path = made.save(Path(folder) / f"step-{self.algorithm.counters[keys.STEPS]:08d}{made.suffix}")
@@ -227,15 +227,15 @@ class Shows:
     ) -> pandas.DataFrame:
         """Evaluate the current policy in every cell of a grid of physics, all cells in one batch.
 
-        The run gets three metrics, the mean over the cells, the worst and the best (`grid/<name>/mean`, `worst_cell`,
-        `best_cell`), and one artifact, `grids/<name>/step-...`, with the table and its figure.
+        The run gets three metrics: the mean over the cells, the worst cell and the best (`grid/<name>/mean`,
+        `worst_cell`, `best_cell`). It also gets one artifact, `grids/<name>/step-...`, with the table and its figure.
 
         Args:
             grid: Values of the environment's parameters, whose combinations are the cells: numbers, lists or arrays of
                 numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`. Others have their defaults.
             episodes: Episodes in each cell. The policy takes its most likely actions.
             name: What the grid is called in the run; None takes its parameters' names.
-            seed: Of the random numbers of the episodes: with the same seed every policy meets the same ones.
+            seed: Seed of the episodes' random numbers; with the same seed every policy meets the same episodes.
 
         Returns:
             A row for each cell: its parameters, `episodes`, `returns` (mean), `returns_std`, `returns_min` and
@@ -319,5 +319,5 @@ class Shows:
                 best, policy = read(path), copy.deepcopy(self.algorithm.policy)
                 policy.load_state_dict(best.state["trainer"]["algorithm"]["policy"])
                 log_policy(self.tracker, policy, name=BEST, **about_policy(best))
-        except (CheckpointError, OSError, KeyError) as error:  # an algorithm of one's own may keep it elsewhere
+        except (CheckpointError, OSError, KeyError) as error:  # a user's algorithm may store its policy elsewhere
             _log.warning("rl8x: not all policies are logged as models: %s", described(error))

@@ -1,4 +1,4 @@
-"""A trainer's evaluations: where and under what they play, what they measure, and how their metrics are called."""
+"""A trainer's evaluations: their environment, its parameters, their metrics and the names of these."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ _NEVER: Final = (
     "would never apply: the training environment is reset once, at the first collect (`horizons_per_env_reset` < 0). "
     "Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
 )
-# First parts of the metrics that an evaluation without a name has.
+# First parts of the metrics of an unnamed evaluation; no evaluation may have such a name.
 _GROUPS: Final = ("returns", "horizon_returns", "rewards", "episodes")
 _MAX_VALUE_NAME: Final = 60
 _MAX_CONFIG_NAME: Final = 150
 
 
 class Evaluations:
-    """A trainer's evaluations: of whole episodes in an environment of their own, or in the training's horizons."""
+    """Evaluates whole episodes in a separate environment, or horizons in the training environment."""
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None) -> None:
         self._algorithm = algorithm
         self.env, self.factory = _own_env(algorithm, eval_env, num_eval_envs)
         self.played_in = algorithm.env if self.env is None else self.env  # None where there is neither
-        # Of the training environment, where they play in that.
+        # The training environment's resets if evaluations play in it, else None.
         self._resets = None if algorithm.horizons is None or self.env is not None else algorithm.horizons.resets
-        # What an environment of their own came with is in force where there is no training to take it from.
+        # Without a training environment the initial configuration of the evaluation environment applies.
         self._came_with: Given = {} if self.played_in is None else self.played_in.parameter_state.following.given
-        # The first one warns where it plays in the training environment though episodes end.
+        # The first evaluation warns if it plays an episodic task in the training environment by default.
         episodic = self.played_in is not None and self.played_in.episodic
         self._warns = eval_env == "auto" and self._resets is not None and episodic
         self._renamed, self.measured = _metric_names(self.played_in, whole_episodes=self.env is not None)
@@ -73,20 +73,20 @@ class Evaluations:
         counts = ranks().share("copies to evaluate in", 0 if self.played_in is None else self.played_in.num_copies)
         self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
         self._own = range(before, before + counts[ranks().rank])
-        self.env_config: Mapping[str, Any] | None = None  # under which the run evaluates; None is as in training
+        self.env_config: Mapping[str, Any] | None = None  # of the run's evaluations; None: as in training
         self.generator = torch.Generator(algorithm.device).manual_seed(part_seed(algorithm.seed, "eval_sampling"))
-        self._warned = False  # of episodes that were cut
+        self._warned = False  # of truncated episodes
 
     @functools.cached_property
     def _runner(self) -> EpisodeRunner:
-        """What plays whole episodes in the environment of their own."""
+        """The runner of whole episodes in the separate environment."""
         algorithm, env = self._algorithm, self.env
         assert env is not None
         every, generator = algorithm.state_reset_every, self.generator
         return EpisodeRunner(algorithm.policy, env, algorithm.execution, generator, state_reset_every=every)
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
-        """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`."""
+        """Evaluate as documented by `Trainer.eval`; return the metrics without the prefix `eval/`."""
         if self.env is not None:
             config = self.runs_config() if env_config is None else self._checked(env_config)
             config = {**config, **part_of_config(config, self.num_envs, self._own)}
@@ -119,7 +119,7 @@ class Evaluations:
 
     @torch.no_grad()
     def play(self, episodes: EpisodeRunner, env_config: Mapping[str, Any], *, deterministic: bool) -> Stats:
-        """Play an episode in every copy; moving parameters are drawn from their ranges in training at present."""
+        """Play one episode in every copy; moving parameters are drawn from the current ranges of training."""
         algorithm, env = self._algorithm, episodes.env
         algorithm.make_ready(trains=False)
         training = None if algorithm.env is None else algorithm.env.parameter_state
@@ -151,11 +151,11 @@ class Evaluations:
         return Stats(values | means, gates | {"_count/rewards": ("rewards/",)} | counts)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the next evaluation depends on, except the weights; None where that is the training's state."""
+        """Return the state of the separate environment and the generator; None without a separate environment."""
         return None if self.env is None else {"env": self.env.state_dict(), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from where `state_dict` was taken, if that had an environment of its own, as now."""
+        """Restore a `state_dict`, if there was a separate environment then and there is one now."""
         if self.env is None or state is None:
             return
         with warnings.catch_warnings():  # each evaluation begins new episodes in any case
@@ -165,20 +165,20 @@ class Evaluations:
 
     @property
     def is_their_turn(self) -> bool:
-        """Whether one can be made now: in the training environment only where that is at a reset."""
+        """Whether an evaluation can be made now; in the training environment only at a reset."""
         if self._resets is None:
             return self.env is not None
         return self._resets.until_due(self._algorithm.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
-        """Return the metric of evaluations that measures what one of a training row does; None if none does."""
+        """Return the evaluation metric that corresponds to a metric of training rows; None if there is none."""
         if not is_collected(name):
             return name
         counterpart = self._renamed.get(name, name)
         return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
 
     def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, steps: int) -> None:
-        """Refuse evaluations that could not be made when they are due; the run made `steps` before a resume."""
+        """Raise if evaluations could not be made when due; `steps` is the number of steps made before a resume."""
         resets = self._resets
         if resets is None:
             if self.env is None and steps_per_eval is not None:
@@ -205,7 +205,7 @@ class Evaluations:
     def checked_configs(
         self, env_config: AnyEnvConfig | None, eval_config: Mapping[str, Any] | None, known: Mapping[str, float]
     ) -> dict[str, AnyEnvConfig | None]:
-        """Return, parsed, what a run trains and evaluates under; of a function its values for `known` are checked."""
+        """Parse and check the `env_config` of training and of evaluations; a function is called with `known`."""
         trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
@@ -226,7 +226,7 @@ class Evaluations:
         return {"env_config": given if function is None else function, "eval_env_config": evaluated}
 
     def made_name(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> str | None:
-        """Name an evaluation by its `env_config` and whether it samples; None where it is as the run's own are."""
+        """Name an evaluation by its `env_config` and whether it samples; None if it equals the run's evaluations."""
         names = [] if deterministic else ["sampled"]
         if env_config is not None and self.played_in is not None:
             given = self._checked(env_config)
@@ -234,7 +234,7 @@ class Evaluations:
         return " ".join(names) or None
 
     def runs_config(self) -> Given:
-        """Return what the run evaluates under: its own config for that, else what training has."""
+        """Return the `env_config` of the run's evaluations: its `eval_env_config`, else that of training."""
         if self.env_config is not None:
             return self._checked(self.env_config)
         if self._algorithm.env is None or self.env is None:
@@ -243,14 +243,14 @@ class Evaluations:
 
     @property
     def _following(self) -> Given:
-        """What the next reset of training has; without training what the evaluation environment came with."""
+        """The `env_config` of training's next reset; without training, the evaluation environment's initial one."""
         trained = self._algorithm.env
         return self._came_with if trained is None else trained.parameter_state.following.given
 
     def are_alike(self, env_config: Any, eval_config: Any) -> tuple[bool, bool]:
-        """Whether a run with these checked configurations evaluates, and trains, as until now.
+        """Whether evaluations, and training, keep their configuration if a run has these checked ones.
 
-        What a function gives counts as what there was until now, and a schedule as its first point.
+        A function counts as the configuration until now, and a schedule as its first point.
         """
         trained, until_now, steered = self._algorithm.env, self._following, callable(env_config)
         training = until_now if env_config is None or steered else env_config
@@ -264,7 +264,7 @@ class Evaluations:
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
     ) -> Given:
-        """Return an `env_config` for evaluations, parsed; `training` is what training will have, None as it has now."""
+        """Parse an `env_config` for evaluations; `training` is training's future one, None if it stays the same."""
         assert self.played_in is not None
         copies = "num_envs" if self.env is None else "num_eval_envs"
         own: dict[str, Any] = {}
@@ -293,17 +293,17 @@ def values_under(config: Given, env: Env) -> dict[str, Any]:
 
 
 def _begins(config: Given, env: Env) -> dict[str, Any]:
-    """Return the number or distribution of each parameter of an environment, of a schedule that at its first point."""
+    """Return the number or distribution of each parameter of an environment; of a schedule its first point."""
     values = values_under(config, env).items()
     now = {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values}
     return {name: value.values[0] if isinstance(value, PerCopy) else value for name, value in now.items()}
 
 
-# -- how their metrics are called
+# -- names of their metrics
 
 
 def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, str | None], frozenset[str]]:
-    """Return which metrics of a training row have other names in an evaluation, and all that evaluations measure."""
+    """Return the new names of training metrics that evaluations rename, None if dropped, and all they measure."""
     renamed: dict[str, str | None] = {keys.EPISODES_ENDED: None}
     if env is None:
         return renamed, frozenset()
@@ -322,7 +322,7 @@ def _metric_names(env: Env | None, *, whole_episodes: bool) -> tuple[dict[str, s
 
 
 def config_name(config: Mapping[str, Any]) -> str:
-    """Name an evaluation by its `env_config` in plain form, with characters that MLflow takes: `gravity 50`."""
+    """Name an evaluation by its plain `env_config`, in characters that MLflow allows: `gravity 50`."""
     words = []
     for name, value in config.items():
         text = json.dumps(value, default=str)
@@ -337,7 +337,7 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 
 def check_evaluation_name(name: str) -> None:
-    """Refuse a name of an evaluation that MLflow does not take as it is, or that metrics of others have."""
+    """Raise if MLflow would refuse or change an evaluation's name, or an unnamed evaluation has such metrics."""
     if not isinstance(name, str):
         raise TypeError(f"The name of an evaluation must be a text; got {name!r}.")
     longest = f"{keys.EVAL_PREFIX}{name}/episodes/lengths/mean"
@@ -350,13 +350,13 @@ def check_evaluation_name(name: str) -> None:
         raise ValueError(f"An evaluation cannot be called {name!r}: eval/{group}/ are metrics of those without a name.")
 
 
-# -- where they are made
+# -- their environment
 
 
 def _own_env(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> tuple[Env | None, Callable[..., Env] | None]:
-    """Return an environment to play whole episodes in, none if they play in the training's; and what makes its like."""
+    """Return the separate evaluation environment, None to use the training's, and a factory of more like it."""
     if num_eval_envs is not None:
         num_eval_envs = checked_number(num_eval_envs, "num_eval_envs", least=1, whole=True)
     trained, policy = algorithm.env, algorithm.policy
@@ -391,7 +391,7 @@ def _make_env(
 ) -> Env | None:
     """Make an evaluation environment by a factory or by copying the training's; None if neither is possible."""
     trained, policy, seed = algorithm.env, algorithm.policy, part_seed(algorithm.seed, "eval_env")
-    # Each rank plays its share of the copies that are asked for, or else of the training copies of all ranks.
+    # Each rank plays its share of the requested copies, else of the training copies of all ranks.
     share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
     if factory is not None:
         trains = MAX_EVAL_ENVS if trained is None else trained.num_copies * ranks().size
@@ -421,7 +421,7 @@ def _make_env(
 
 
 def _warn_of_statistics(env: Env, config: Any) -> None:
-    """Warn where an environment of its own goes by statistics that are not those of the training."""
+    """Warn if a separate environment normalises by statistics of its own, not those of training."""
     options = own_statistics(env.unwrapped.vector_env) if isinstance(env.unwrapped, GymnasiumEnv) else []
     if options:
         known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))

@@ -1,8 +1,8 @@
-"""A policy in all cells of a grid of physics, or of a study's test: what is measured, and what a run keeps of it.
+"""Evaluates a policy in all cells of a grid of physics, or of a study's test, and logs the results.
 
-Every copy of the environment has the parameters of its cell, and each cell random numbers of its own. So what is
-measured in it depends neither on the other cells nor on how many copies are stepped together, and all policies meet the
-same episodes, which is what makes them comparable.
+Every copy of the environment has the parameters of its cell, and each cell has its own random numbers. So a cell's
+results depend neither on the other cells nor on how many copies are stepped together. All policies meet the same
+episodes, which makes them comparable.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ if TYPE_CHECKING:
 FOLDER: Final = "grids"
 """The folder of grids among a run's artifacts."""
 RETURNS: Final = "returns"
-"""The column of a grid's table that has the mean returns; the parameters are what is not `_MEASURED`."""
+"""The column of mean returns in a grid's table; columns that are not in `_MEASURED` are parameters."""
 _MEASURED: Final = ("episodes", RETURNS, "returns_std", "returns_min", "lengths")
 UNITS: Final = "units"
-"""The attribute of a grid's table that has the units of its parameters."""
+"""The attribute of a grid's table that holds the units of its parameters."""
 _MAX_NAME: Final = 100
-# Copies that are stepped together: the tensors of fewer stay in the processor's cache, of more do not, and copies in
-# which all episodes have ended are not stepped on.
+# Most copies that are stepped together: tensors of more copies do not fit into the processor's cache, and a smaller
+# batch stops as soon as all its episodes have ended.
 _COPIES: Final = {"cpu": 8_192, "cuda": 262_144}
 _SIMULATED_COPIES: Final = 256
-# What a step may take for each byte of its observation: activations, the next observation, and their copies.
+# Memory of a step for each byte of its observation: activations, the next observation, and their copies.
 _BYTES_PER_BYTE: Final = 64
 
 
 class CellEvaluator:
-    """Plays episodes of an algorithm's present policy in every cell, without any effect on the training."""
+    """Plays episodes of an algorithm's current policy in every cell, without any effect on the training."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class CellEvaluator:
         *,
         episodes: int,
         seed: int = 0,
-        copies: int | None = None,  # at most, that are stepped together
-        env_factory: Any = None,  # as the training's, where it is not that
+        copies: int | None = None,  # most copies to step together
+        env_factory: Any = None,  # None: the training's
         called: str = "test",  # for messages
     ) -> None:
         factory = env_factory or algorithm.env_factory
@@ -105,7 +105,7 @@ class CellEvaluator:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, NDArray[Any]]:
-        """Play all episodes; return statistics of each cell by the names of the columns, `[cells]` each."""
+        """Play all episodes; return the statistics of the cells by column name, each `[cells]`."""
         count, at_once = num_cells(self._cells), self._cells_at_once
         returns, lengths = np.zeros((2, count, self._episodes))
         env, cut = self._make(at_once * self._episodes), 0
@@ -135,7 +135,7 @@ class CellEvaluator:
         noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
         policy, reset_every = self._algorithm.policy, self._algorithm.state_reset_every
         runner = EpisodeRunner(policy, env, self._execution, state_reset_every=reset_every)
-        # The seed is that of simulators, whose random numbers are their own.
+        # The seed is for simulators, which draw their own random numbers.
         runner.begin(config, seed=seed_of(self._seed, cells[0]), noises=noises)
         for _ in runner.play(noises=noises):
             pass
@@ -148,7 +148,7 @@ def seed_of(seed: int, cell: int) -> int:
 
 
 def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[tuple[Tensor, None]]:
-    """Yield the noise of one step after the other, `[num_envs, width]`, each cell's of its own generator."""
+    """Yield the noise of each step, `[num_envs, width]`, drawn for each cell by its own generator."""
     generators = [torch.Generator(env.device).manual_seed(seed) for seed in seeds]
     width, steps = env.noise_width, 1
     while True:
@@ -168,7 +168,7 @@ def measure_grid(
     episodes: int,
     seed: int,
 ) -> pandas.DataFrame:
-    """Play episodes in every cell of a grid, in environments as those of evaluations; see `Trainer.evaluate_grid`."""
+    """Play episodes in every cell of a grid, in environments like the evaluations'; see `Trainer.evaluate_grid`."""
     import pandas
 
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
@@ -197,12 +197,12 @@ def measure_grid(
 
 
 def grid_name(frame: pandas.DataFrame) -> str:
-    """Name a grid by its parameters, for where it has no name."""
+    """Return the default name of a grid: its parameters."""
     return legal_name(" ".join(_parameters_of(frame)))[:_MAX_NAME].strip()
 
 
 def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str, step: int) -> None:
-    """Keep the table and the figure of a grid as one artifact, a folder named after the step of the trainer."""
+    """Log the table and the figure of a grid as one artifact, a folder named after the trainer's step."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"step-{step:08d}"
         made.mkdir()
@@ -219,7 +219,7 @@ def log_grid(tracker: Tracker, frame: pandas.DataFrame, name: str, step: int) ->
 def plot_grid(frame: pandas.DataFrame) -> Figure:
     """Draw the mean returns of a grid: a curve over one parameter, a heat map over two.
 
-    Of more than two parameters the heat map has the two that explain most; it averages over the others.
+    Of more than two parameters the heat map shows the two that explain most, and averages over the others.
 
     Args:
         frame: What `Trainer.evaluate_grid` returned, or a part of its rows.

@@ -1,7 +1,7 @@
-"""Signals, and agreements of the ranks of one training: that they are alike, when they stop and save.
+"""Signals, and the agreement of ranks: they check that they are alike, and decide together when to stop and save.
 
-Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
-what only one of them knows, such as a signal, all are told after each step.
+Rank 0 owns the tracker, the bar and the checkpoints. All ranks see the same rows, so their conditions and callbacks
+decide the same. After each step they share what only one of them knows, such as a signal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_SHOWN: Final = 200
 
 
 def interruption(error: BaseException) -> str:
-    """Return the stop reason of a run that a KeyboardInterrupt or SystemExit has ended."""
+    """Return the stop reason of a run that a KeyboardInterrupt or SystemExit ended."""
     return f"sys.exit({error.code!r:.100})" if isinstance(error, SystemExit) else "interrupted"
 
 
@@ -52,7 +52,7 @@ class SignalGuard:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.stop: signal.Signals | None = None  # the first that asked the run to end
-        self.save = False  # whether a checkpoint was asked for; whoever writes it resets this
+        self.save = False  # whether a checkpoint was asked for; reset when it is written
         self.quiet = quiet
         self._before: dict[signal.Signals, Any] = {}
 
@@ -60,7 +60,7 @@ class SignalGuard:
         if threading.current_thread() is threading.main_thread():
             for name in _SIGNALS:
                 number = getattr(signal, name, None)
-                # A handler that is None was not installed by Python, and could not be put back.
+                # A handler that is None was not installed by Python, and could not be restored.
                 if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
         return self
@@ -92,9 +92,9 @@ class SignalGuard:
 
 
 def end_saved(parent: int, stop: Path, patience_s: float) -> None:
-    """End this process once its parent is gone, its training saved; that is saved too once `stop` is there.
+    """Save the training and end this process once its parent is gone or the file `stop` exists.
 
-    To call in a thread.
+    Call it in a thread.
     """
     while os.getppid() == parent and not stop.exists():
         time.sleep(0.2)
@@ -112,7 +112,7 @@ def end_saved(parent: int, stop: Path, patience_s: float) -> None:
 
 
 def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
-    """Refuse ranks that are not alike, and give all of them the weights of rank 0."""
+    """Raise if the ranks are not alike; else give all of them the weights of rank 0."""
     if ranks().size == 1:
         return
     params = {name: value for name, value in algorithm.params.items() if name != "device"}
@@ -123,7 +123,7 @@ def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
 
 
 def from_first(state: Any) -> Any:
-    """Return rank 0's state, which has no segments, or None."""
+    """Return rank 0's state, or None; the state must have no segments."""
     if ranks().size == 1:
         return state
     content = packed(state) if ranks().is_first else b""
@@ -131,7 +131,7 @@ def from_first(state: Any) -> Any:
 
 
 def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) -> None:
-    """Load what rank 0 has learned; what the others have for themselves, such as generators, stays."""
+    """Load rank 0's learned state; other ranks keep their own parts, such as generators."""
     own = algorithm.learned_state()
     stays = () if ranks().is_first else algorithm.of_rank
     algorithm.load_learned_state({**state, **{name: own[name] for name in stays}})
@@ -144,7 +144,7 @@ def _copy_from_first(algorithm: GenericAlgorithmBase[Any]) -> None:
 
 
 def check_alike(what: str, values: Mapping[str, Any]) -> None:
-    """Refuse ranks whose values differ from rank 0's as texts, but for addresses in memory."""
+    """Raise `RankError` if a rank's values differ from rank 0's as texts, apart from memory addresses."""
     shown = {name: re.sub(r" at 0x[0-9a-f]+", "", str(value)) for name, value in values.items()}
     first, *others = ranks().share(what, shown)
     for rank, other in enumerate(others, 1):
@@ -158,7 +158,7 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
 
 
 def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
-    """Have all ranks run eagerly, as some have fallen back to that, from rank 0's weights: programs give other bits."""
+    """Make all ranks run eagerly once one has fallen back, from rank 0's weights, as programs give other bits."""
     execution = algorithm.execution
     if not execution.fell_back:
         execution.fall_back()
@@ -171,7 +171,7 @@ def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) 
 
 
 def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:
-    """Say what is different where a run was saved by another number of ranks."""
+    """Warn of what changes if another number of ranks saved the run."""
     now = ranks().size
     if before == now:
         return
@@ -189,7 +189,7 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 
 
 def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, bool]:
-    """Tell all ranks what any decided after a step; return whether a signal asks for an end, and whether to save."""
+    """Share the decisions of all ranks after a step; return whether a signal ends the run, and whether to save."""
     if ranks().size == 1:
         return signals.stop is not None, saves
     stop = None if signals.stop is None else int(signals.stop)
@@ -197,7 +197,7 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, b
     reasons = [reason for reason, _, _, _ in decisions]
     rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
     if rank is not None:
-        # Of those that all have, such as of a clock, each may say it in its own words.
+        # A reason that all ranks have, such as a time limit, may be worded differently by each.
         stats.stop_reason = f"{reasons[rank]} (rank {rank})" if None in reasons else reasons[rank]
     stops = [number for _, number, _, _ in decisions if number is not None]
     if signals.stop is None and stops:
@@ -207,7 +207,7 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, b
 
 
 def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:
-    """Return the diagnosis of the first rank that has found the place, the same on all ranks."""
+    """Return the diagnosis of the first rank that found affected environments, the same on all ranks."""
     if ranks().size == 1:
         return diagnosis
     diagnoses = ranks().share(

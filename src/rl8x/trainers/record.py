@@ -1,4 +1,4 @@
-"""The record of a run: its tracked run with its page, the metadata of its checkpoints, and its last lines."""
+"""Records a run: its tracked run and the description on its page, its checkpoints' metadata and its final report."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from rl8x.trainers.run_state import RunState
 
 RUN_FILE: Final = "run.yaml"
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
-_MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
+_MAX_LENGTH: Final = 600  # characters of one text in a description, which MLflow cuts at 8000
 _MAX_CONFIGURATION: Final = 2000
 _ALWAYS: Final = ("num_envs", "horizon", "seed")
 _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
 
 
 class Record:
-    """Writes a trainer's runs to one tracked run, to its checkpoints and to its last lines."""
+    """Records a trainer's runs in one tracked run, in its checkpoints and in a final report."""
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class Record:
         self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
         self.evaluations = evaluations
         self.run: RunState | None = None  # in progress, or the last one
-        self.results = Results()  # the courses of its mean returns so far
-        self.steered_by: str | None = None  # the function that its `env_config` is, which cannot be saved
-        self.is_written = False  # whether a file, or a `RunSpec` of a script, made the run
-        self.is_open = False  # whether the tracked run has begun, or gone on, and not ended since
-        self.log_ms = 0.0  # that the last row took
+        self.results = Results()  # its mean returns so far
+        self.steered_by: str | None = None  # name of the function given as `env_config`, which cannot be saved
+        self.is_written = False  # whether a run file or a `RunSpec` describes the run
+        self.is_open = False  # whether the tracked run has begun or continued, and not ended since
+        self.log_ms = 0.0  # time to log the last row
         self._trainer = trainer
         self._handle: str | None = None
-        self._process: int | None = None  # that began what is kept of the run
+        self._process: int | None = None  # the process that began the run, if anything of it is stored
         self._repeats = self._only_adds = False
         self._resume_tags: Mapping[str, str] = {}
-        self._logged: dict[str, Any] = {}  # once: MLflow changes no param that it has
-        self._shown: set[str] = set()  # all that ever were
+        self._logged: dict[str, Any] = {}  # params logged last; unchanged ones are not logged again
+        self._shown: set[str] = set()  # names of all params ever logged
         self._tagged: Path | None = None
         self._database: str | None = None
-        # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
+        # The training's `env_config`; None until known, as in a run that begins with an evaluation.
         self._config: Given | None = None
         if algorithm.env is None:
             env = evaluations.env
@@ -89,17 +89,17 @@ class Record:
 
     @functools.cached_property
     def spec(self) -> RunSpec:
-        """How the run is made: by what made the trainer, else by what it is made of; each `run()` has a new one."""
+        """The spec of the run: the one that made the trainer, else derived from its parts; each `run()` replaces it."""
         return run_spec(self.algorithm, self._trainer)
 
     @functools.cached_property
     def resolved(self) -> Resolved:
-        """What stands beside the spec: all hyperparameters, the drawn seed, the spaces, the policy."""
+        """The values that supplement the spec: all hyperparameters, the drawn seed, the spaces and the policy."""
         return resolve(self.algorithm)
 
     @property
     def labels(self) -> dict[str, str]:
-        """What tells runs apart: the task (an id, the environment's class or a data set), the algorithm, the model."""
+        """Labels of the run: the task (an ID, the environment's class or a data set), the algorithm and the model."""
         algorithm, cls = self.algorithm, type(self.algorithm.policy.model)
         if algorithm.env is not None:
             task = str(algorithm.env.params.get("id", type(algorithm.env.unwrapped).__name__))
@@ -114,7 +114,7 @@ class Record:
     def resume(
         self, checkpoint: Checkpoint, origin: Origin, results: Mapping[str, Any], eval_config: Given | None = None
     ) -> None:
-        """Continue the tracked run and the checkpoints of another process, whose last rows may come again."""
+        """Continue another process's tracked run and checkpoints; rows after the checkpoint may be logged again."""
         self.checkpoints.go_on_from(checkpoint, origin.known)
         self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
@@ -131,7 +131,7 @@ class Record:
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, origin.tags
 
     def prepare(self, run: RunState) -> None:
-        """Note the options of a `run()` before it begins."""
+        """Store the options of a `run()` before it begins."""
         self.run = run
         self.steered_by = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options)
@@ -142,7 +142,7 @@ class Record:
             self._config = following if horizons.reset_is_due() else state.in_force.given
 
     def open(self, *, trains: bool = True) -> None:
-        """Begin or continue the tracked run; what is only added to a run that is over leaves its status alone."""
+        """Begin or continue the tracked run; without `trains`, additions to an ended run keep its status."""
         self.check_process()
         if self.is_open:
             if not (trains and self._only_adds):
@@ -165,7 +165,7 @@ class Record:
                 **self._resume_tags,
             },
             resume=self._handle,
-            # What is only added to a run is no row of its training that comes again.
+            # Additions to an ended run do not repeat rows of its training.
             repeats=self._repeats and not self._only_adds,
             keeps_status=self._only_adds,
         )
@@ -177,7 +177,7 @@ class Record:
             self._log_run_file(self.run)
 
     def _log_run_file(self, run: RunState) -> None:
-        """Keep the run file, if one can hold all of the run; it cannot hold callbacks."""
+        """Log the run file, if a file can describe the whole run; it cannot hold callbacks."""
         plain = self.spec.to_plain()
         is_whole = self.is_written or not (run.callbacks or _of_script(texts(plain)))
         if is_whole and not [*unwritable_in(plain)]:
@@ -185,11 +185,11 @@ class Record:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another process has begun the run, of which this one is a fork."""
+        """Whether this process is a fork of the one that began the run."""
         return self._process not in (None, os.getpid())
 
     def check_process(self) -> None:
-        """Raise where the run is another process's."""
+        """Raise `RuntimeError` if the run belongs to another process."""
         if self.is_elsewhere:
             raise RuntimeError(
                 f"this trainer's run belongs to process {self._process}, and this is a fork of it, which would write "
@@ -197,10 +197,10 @@ class Record:
             )
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        """Log a row at the algorithm's clock; for `trains` see `open`."""
+        """Log a row at the step of the algorithm's clock; for `trains` see `open`."""
         self.open(trains=trains)
         begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
-        # MLflow's pages list metrics as they first came, and compare runs by the first.
+        # MLflow's pages list metrics in the order of their first logging, and compare runs by the first one.
         first = {name: row[name] for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS) if name in row}
         self.tracker.log_metrics({**first, **row}, step)
         self.results.take(row, step)
@@ -209,7 +209,7 @@ class Record:
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """End the tracked run, if it is open, with the last evaluation's metrics; None keeps its stop reason."""
+        """End the tracked run if it is open, and describe the last `evaluation`; None keeps its stop reason."""
         if not self.is_open or self.is_elsewhere:
             return
         if not self._only_adds:
@@ -227,7 +227,7 @@ class Record:
         self.tracker.finish(status)
 
     def _log_results(self, *, finished: bool) -> None:
-        """Log the results: a tag, and in MLflow a figure of the curves and, as a run may go on, at its end metrics."""
+        """Log the results as a tag; in MLflow also a figure of the curves and, if `finished`, the final metrics."""
         courses, row = self.results.courses, self.results.row
         if not row:
             return
@@ -260,17 +260,17 @@ class Record:
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
         }
-        # Then what is no longer so, as MLflow keeps what was.
+        # Params that no longer apply become None, as MLflow keeps their old values.
         return present | dict.fromkeys(sorted(self._shown - present.keys()))
 
     def _params_of_ranks(self, size: int) -> dict[str, int]:
-        """Return the params of so many ranks; one has none."""
+        """Return the params of a run with `size` ranks; empty for one rank."""
         env = self.algorithm.env
         total = {} if env is None else {"num_envs.total": env.num_copies * size}
         return {"ranks": size, **total} if size > 1 else {}
 
     def _config_params(self, config: Given, eval_config: Given | None, steered_by: str | None) -> dict[str, Any]:
-        """Return the environment's parameters as params, and those of evaluations that differ or were shown."""
+        """Return the environment's parameters as params, and those of evaluations that differ or were logged before."""
         env, evaluations = self.algorithm.env, self.evaluations
         trained = {} if env is None or steered_by is not None else values_under(config, env)
         params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
@@ -290,7 +290,7 @@ class Record:
         return params
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
-        """Log the `env_config` of a collect if it is new; of a function its name, as the rows have the values."""
+        """Log the `env_config` of a collect if it is new; of a function only its name, as rows have the values."""
         env, steered_by, config = self.algorithm.env, self.steered_by, self._config
         if callable(env_config):
             steered_by = function_name(function_form(env_config))
@@ -302,7 +302,7 @@ class Record:
             self.update_params()
 
     def update_params(self, *names: str) -> None:
-        """Log params that are new or have changed, of all or of some `names`."""
+        """Log params that are new or have changed; `names` limits them, none means all."""
         present = {name: value for name, value in self.params.items() if not names or name in names}
         new = {name: value for name, value in present.items() if str(self._logged.get(name, ...)) != str(value)}
         if self.is_open and new:
@@ -313,7 +313,7 @@ class Record:
     # -- checkpoints
 
     def tag_checkpoints(self) -> None:
-        """Tag the tracked run with the folder of its checkpoints, if they have another than before."""
+        """Tag the tracked run with the folder of its checkpoints, if that has changed."""
         directory = self.checkpoints.directory
         if directory is not None and directory != self._tagged:
             self.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
@@ -322,20 +322,20 @@ class Record:
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
-        """Write a checkpoint in the background, if the run has any; the run is None in a loop over `step()`."""
+        """Write a checkpoint in the background, if checkpoints are on; `run` is None in a loop over `step()`."""
         manager, counters = self.checkpoints, self.algorithm.counters
         if not ranks().first("whether there are checkpoints", manager.is_ready(counters[keys.STEPS])):
             return
         own = {"trainer": state, "torch_generators": torch_generators(self.algorithm.device)}
         try:
             others = gathered(own, manager.kept_segments if manager.is_open else ())
-            # A condition may remember by now what it did not at first.
+            # A condition's state may have become one that cannot be saved.
             run_state = None if run is None else run.state_dict()
         except TypeError as error:
             if manager.is_open:
                 manager.skip(counters[keys.STEPS], error)
             return
-        if not manager.is_open:  # rank 0 has them
+        if not manager.is_open:  # only rank 0 writes them
             return
         metadata = {
             "status": status,
@@ -356,13 +356,13 @@ class Record:
         manager.save(counters[keys.STEPS], metadata, all_state)
 
     def _tracked_run(self) -> dict[str, Any]:
-        """Return metadata that identifies the tracked run, with paths beside the checkpoints relative to them."""
+        """Return metadata that identifies the tracked run, with paths relative to the folder of checkpoints."""
         tracker, directory = self.tracker, self.checkpoints.directory
         spool: Path | None = getattr(tracker, "spool_folder", None)
         relative = None
         if spool is not None and directory is not None:
             relative = os.path.relpath(spool.resolve(), directory.resolve())
-        # The tracker names the database where it was, and the folder of both may have been moved since.
+        # The tracker names the database's original path; the folder of both may have been moved since.
         if directory is not None:
             self._database = beside(directory, getattr(tracker, "database", None)) or self._database
         return {
@@ -378,7 +378,7 @@ class Record:
     # -- its page
 
     def _describe(self, *, finished: bool, ended: str | None = None) -> None:
-        """Describe the run in Markdown, first how it ended, last what can be done with it."""
+        """Describe the run in Markdown: how it ended, its configuration, and commands that use it."""
         directory, (task, algorithm, model) = self.checkpoints.directory, self.labels.values()
         lines = [ended] if ended else []
         lines += [f"**{algorithm} on {_code(task)}**, model {_code(model)}: {self._configuration()}"]
@@ -391,13 +391,13 @@ class Record:
         self.tracker.describe("\n\n".join(lines), folder)
 
     def _configuration(self) -> str:
-        """Write the size and the hyperparameters that are not at their defaults, as many as there is room for."""
+        """Return the size and as many hyperparameters with other values than their defaults as fit."""
         config, params = self.algorithm.config, self.algorithm.params
         fields, parts = {field.name: field for field in dataclasses.fields(config)}, list[str]()
         for name in dict.fromkeys((*_ALWAYS, *fields)):
             value = getattr(config, name, None)
             if name in fields and (name in _ALWAYS or value != default_of(fields[name])):
-                # Of a mapping with a param of its own that one: of a teacher who it is, not how it is made.
+                # A mapping is shown by its param if it has one: a teacher by its name, not its configuration.
                 value = params.get(name, value) if name == "seed" or isinstance(value, Mapping) else value
                 parts.append(f"{name} {_code(value.__name__ if isinstance(value, type) else value)}")
         lengths = itertools.accumulate(map(len, parts))
@@ -407,13 +407,13 @@ class Record:
 
     @property
     def steps_made(self) -> str:
-        """How many steps the trainer has made, and where `run()` was called again how many of them by the last one."""
+        """Text with the number of steps made, and how many of them the last `run()` made if there were several."""
         steps = self.algorithm.counters[keys.STEPS]
         own = "" if self.run is None or self.run.steps == steps else f", {self.run.steps:,} of them by the last run()"
         return counted(steps, "step") + own
 
     def ending(self, status: Status, stop_reason: str | None, evaluation: Mapping[str, float]) -> str:
-        """Write in Markdown the best, the last evaluation, and how and why it ended; first that where it failed."""
+        """Return Markdown with the best result, the last evaluation and the end, which comes first unless FINISHED."""
         results, at = self.results, self.algorithm.counters[self.algorithm.clock]
         unit = counter_name(self.algorithm.clock)
         reason = "" if stop_reason is None else f": {_code(stop_reason)}"
@@ -438,7 +438,7 @@ class Record:
         return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
 
     def report(self, status: Status) -> list[str]:
-        """Return lines that say where the run and its tracked run are, and how to continue it."""
+        """Return lines for the user: where the tracked run is stored, and how to continue the run."""
         tracker, directory = self.tracker, self.checkpoints.directory
         where = self._where
         if where is not None:
@@ -451,7 +451,7 @@ class Record:
         if status == "KILLED" and is_interactive():
             lines.append("to continue in this session: call run() of this trainer again")
         step = saved[-1].name.rpartition("-")[2]
-        # Else the last checkpoint could not be written.
+        # If the steps differ, the last checkpoint could not be written.
         finished = status == "FINISHED" and int(step) == self.algorithm.counters[keys.STEPS]
         limit = self.run.limit_reached if finished else None
         purpose = "to continue training" if finished else f"to continue from step {step}"
@@ -460,7 +460,7 @@ class Record:
         return [*lines, f"{purpose}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}")]
 
     def _calls(self, *, finished: bool) -> dict[str, str]:
-        """Return what can be done with the run, with a command or call for each; `finished`: whether it has ended."""
+        """Return commands or calls that use the run, by their purpose; `finished`: whether it has ended."""
         spec, resolved, directory = self.spec, self.resolved, self.checkpoints.directory
         if directory is None or not (self.run is not None or listed(directory)):
             return {}
@@ -478,7 +478,7 @@ class Record:
         return calls
 
     def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
-        """Write the command that continues the run by its folder or a `word` for it, or a Python call if none can."""
+        """Return the command that continues the run, by its folder or a short `word`, else a Python call."""
         spec, resolved, run, directory = self.spec, self.resolved, self.run, self.checkpoints.directory
         limit = run.limit_reached if finished and run is not None else None
         met = finished and run is not None and (bool(run.met) or limit is None)
@@ -512,7 +512,7 @@ class Record:
 
 
 def command() -> str:
-    """Return the command line of this process, as one could type it, without passwords and tokens."""
+    """Return the command line of this process, quoted for a shell, without passwords and tokens."""
     program, *words = sys.argv or [""]
     parts = Path(program).parts
     ours = parts[-1:] == ("rl8x",) or parts[-2:] == ("rl8x", "__main__.py") or parts[-3:] == ("rl8x", "cli", "main.py")
@@ -520,7 +520,7 @@ def command() -> str:
 
 
 def _plan(run: RunState) -> str:
-    """Write in Markdown when a run stops and evaluates, and the `env_config` of training and evaluations."""
+    """Return Markdown that says when a run stops and evaluates, and under which `env_config`."""
     ends = list(map(_code, run.names))
     if run.options.max_steps is not None:
         ends.append(_code(f"max_steps={run.options.max_steps}"))
@@ -540,18 +540,18 @@ def _plan(run: RunState) -> str:
 
 
 def _code(value: object) -> str:
-    """Write a text as Markdown code, in a fence of more backticks than it has in a row."""
-    text = " ".join(hide(str(value)).split()) or " "  # hidden before it is cut, maybe within a password
+    """Return a text as Markdown code, fenced by more backticks than its longest run of them."""
+    text = " ".join(hide(str(value)).split()) or " "  # secrets are hidden before a cut could split one
     text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} ..."
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if text[0] == "`" or text[-1] == "`" else f"{fence}{text}{fence}"
 
 
 def _trusted(folder: str, names: Iterable[str]) -> str:
-    """Write a run's folder as a command takes it, with `--trust` where names run code that nobody trusted here."""
+    """Return a run's folder as arguments of a command, with `--trust` if a name needs code that is not trusted yet."""
     return f"{shlex.quote(folder)}{' --trust' * any(map(needs_word, names))}"
 
 
 def _of_script(names: Iterable[str]) -> bool:
-    """Whether one of some names is of this process's script, which no other process finds."""
+    """Whether a name belongs to this process's script, so that no other process can import it."""
     return any(name.startswith("__main__.") for name in names)

@@ -1,4 +1,4 @@
-"""Going on with a run, asked for or after torchrun has started a job again: its checkpoint, checked against both."""
+"""Resumes a run, on request or after a torchrun restart, and checks that its checkpoint fits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rl8x.tracking.location import is_users_own, locate, recorded_location, user
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.sender import RESUMED_TAG
 
-# Options of a trainer that its spec has by the same names.
+# Options of a trainer that have the same names in its spec.
 TRAINER_OPTIONS: Final = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
-# Trackers of rl8x that can be made again where none is given.
+# Trackers of rl8x that a resume can make again if none is given.
 REMADE: Final = ("MLflowTracker", "NullTracker")
-# Runs that this process has gone on with: the next trainer of a script means another.
+# Folders of runs that this process has resumed; the script's next trainer resumes another one.
 _TAKEN: Final[set[Path]] = set()
 
 
@@ -41,18 +41,18 @@ _TAKEN: Final[set[Path]] = set()
 class Origin:
     """Where a trainer's next `run()` comes from: a spec, a checkpoint, or by default nothing."""
 
-    planned: RunOptions = field(default_factory=RunOptions)  # the options that it has where none are given
+    planned: RunOptions = field(default_factory=RunOptions)  # defaults of options that are not given
     saved: SavedRun | None = None  # the state of the `run()` in the checkpoint, which it continues
-    steps: int | None = None  # the trainer's at the checkpoint
+    steps: int | None = None  # the trainer's steps at the checkpoint
     known: Sequence[Path] = ()  # the checkpoints in its folder when it was chosen
-    tags: Mapping[str, str] = field(default_factory=dict)  # of the resume, for the tracked run
+    tags: Mapping[str, str] = field(default_factory=dict)  # tags for the tracked run
     overrides: Mapping[str, Any] = field(default_factory=dict)  # hyperparameters that were changed
-    named: bool = False  # whether this checkpoint was asked for, rather than the newest of a run
-    auto: bool = False  # whether the newest good one was, where the one that was meant is damaged
+    named: bool = False  # whether this checkpoint was requested, rather than the newest of a run
+    auto: bool = False  # whether the newest good checkpoint may replace a damaged one
 
 
 def newest(directory: Path, algorithm: GenericAlgorithmBase[Any], origin: Origin) -> tuple[Checkpoint, Origin]:
-    """Find the newest checkpoint of a run that another process has gone on with, and say so in the origin."""
+    """Find the newest checkpoint of a run that another process has continued; return it and an updated origin."""
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
     tags, steps = _tags(checkpoint, algorithm, origin.overrides), checkpoint.metadata["counters"][keys.STEPS]
@@ -69,7 +69,7 @@ def job() -> str | None:
 
 
 def unfinished(algorithm: GenericAlgorithmBase[Any], resolved: Resolved, root: Path | None) -> Path | None:
-    """Return the folder of this job's checkpoints of an algorithm's run in `root`, if torchrun has started it again."""
+    """Return the folder of checkpoints in `root` of this torchrun job's earlier run of the algorithm; None if none."""
     name = job()
     if name is None or root is None:
         return None
@@ -83,7 +83,7 @@ def prepare(
     source: str | Path, *, auto: bool, trust: bool, overrides: Mapping[str, Any], **given: Any
 ) -> tuple[Checkpoint, Origin, dict[str, Any]]:
     """Find the checkpoint to resume from; return it, its origin and the trainer's arguments. See `Trainer.resume`."""
-    # Those that are there before one is chosen, where a path says in which folder that is.
+    # List the checkpoints before one is chosen, if the source is a path.
     known = listed(Path(source)) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
     metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
@@ -108,7 +108,7 @@ def prepare(
 
 
 def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse other values of what a run keeps as it was."""
+    """Raise `CheckpointError` if `seed` or `num_envs` changes, which stay the same in a resumed run."""
     if overrides.get("seed", saved.get("seed")) != saved.get("seed"):
         raise CheckpointError(
             f"a run goes on with its random numbers, and another `seed` ({overrides['seed']!r}) would change nothing: "
@@ -119,7 +119,7 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> 
 
 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is recorded of a resume, and refuse what is different without having been asked for."""
+    """Return the tags of a resume; raise if a hyperparameter differs without an override, or is fixed."""
     different = changes(checkpoint.metadata["resolved"], algorithm)
     _check_overrides({name: now for name, (_, now) in different.items()}, checkpoint.metadata["resolved"]["config"])
     for name, (before, now) in different.items():
@@ -141,9 +141,9 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
 
 
 def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
-    """Make a tracker of the same kind, to the store where the run is, unless the user has set another one.
+    """Make a tracker of the same kind for the run's store, or for the store that the user has set.
 
-    A store that only the checkpoint names needs trust.
+    A store that only the checkpoint names needs `trust`.
     """
     if run["tracker"] == "NullTracker":
         return NullTracker()
@@ -164,7 +164,7 @@ def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
     if is_users_own(location, folder):
         return MLflowTracker(tracking_uri=location.uri)
     if has_run(locate(), str(run["handle"])) or (location.database is not None and not location.database.exists()):
-        return MLflowTracker()  # the folder was moved or copied: the store is where it would be made now
+        return MLflowTracker()  # the folder was moved or copied: the store has the default location
     if not trust:
         raise CheckpointError(
             f"it names the store {location.shown}, which you have not: `--trust` on the command line (`trust=True` in "
@@ -174,10 +174,10 @@ def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
 
 
 def handle_for(run: Tracked, tracker: Tracker) -> str | None:
-    """Return the handle of the tracked run of a checkpoint, if this tracker can go on with it."""
+    """Return the handle of a checkpoint's tracked run if this tracker can continue it, else None."""
     handle: str | None = run["handle"]
     saved, now = str(run["tracker"]), qualified_name(type(tracker))
-    # A script's own class is of the module `__main__` in one process and of another in the next.
+    # A class of the user's script is in module `__main__` in one process, and in another module in the next.
     if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
         return None
     if isinstance(tracker, MemoryTracker) and tracker.run_id != handle:
@@ -190,7 +190,7 @@ def _class_name(path: str) -> str:
 
 
 def torch_generators(device: torch.device) -> dict[str, Any]:
-    """Return the states of torch's own generators: rl8x does not draw from them, a user's model may (dropout does)."""
+    """Return the states of torch's global generators; rl8x does not use them, but a model may (for dropout)."""
     generators = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
@@ -198,14 +198,14 @@ def torch_generators(device: torch.device) -> dict[str, Any]:
 
 
 def set_torch_generators(generators: Mapping[str, Any], device: torch.device) -> None:
-    """Go on from where `torch_generators` was taken."""
+    """Restore the states that `torch_generators` returned."""
     torch.set_rng_state(generators["cpu"])
     if device.type == "cuda" and "cuda" in generators:
         torch.cuda.set_rng_state(generators["cuda"], device)
 
 
 def with_generators_of(device: torch.device, state: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put generators of a device in the place of those of another kind, as of a run that is moved off a GPU."""
+    """Replace the state's generators by ones of `device` if `before` is of another kind, as after a move off a GPU."""
     kind = next((name for name in before if name != "cpu"), "cpu")
     if kind == device.type:
         return state
@@ -216,7 +216,7 @@ def with_generators_of(device: torch.device, state: Mapping[str, Any], before: M
         stacklevel=2,
     )
 
-    # Each generator goes on from a seed that its state decides.
+    # Each new generator is seeded by a hash of the old one's state.
     def moved(part: Any, name: str = "") -> Any:
         if isinstance(part, Mapping):
             return {key: moved(each, str(key)) for key, each in part.items()}

@@ -1,4 +1,4 @@
-"""Rows of metrics: what `step()`, `eval()` and `run()` return, their course over a run, and how they are shown."""
+"""Rows of metrics, which `step()`, `eval()` and `run()` return; their history over a run, and their display."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TrainStats(dict[str, float]):
     Args:
         values: The metrics by name.
         fresh: Names that this step measured; None is all of them.
-        earlier: Names that an evaluation before the step measured, and that are in no row yet.
+        earlier: Names that an evaluation before the step measured and no row contains yet.
 
     Attributes:
         fresh: Names that were measured by this step or by an evaluation right after it, and `earlier`. The others come
             from older evaluations.
-        earlier: Those of `fresh` that were measured before the step, with the policy before it.
-        stop_reason: Why `run()` stopped, or a loop is to; None while it goes on.
+        earlier: Names in `fresh` that were measured before the step, with the earlier policy.
+        stop_reason: Why `run()` stopped or a loop should stop; None while it goes on.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TrainStats(dict[str, float]):
         self.stop_reason: str | None = None
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add what was measured after the step.
+        """Add metrics that were measured after the step.
 
         Args:
             values: Metrics by name.
@@ -64,7 +64,7 @@ class EvalStats(dict[str, float]):
 
 
 class Timer:
-    """Measures the duration of a block; on CUDA by events, because the host runs ahead of the device."""
+    """Measures the duration of a block; on CUDA with events, because the host runs ahead of the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
@@ -118,19 +118,19 @@ class Course:
 
     @property
     def points(self) -> list[list[float]]:
-        """Steps and values, the last among them."""
+        """The kept points and the last one, each `[step, value]`."""
         end = [self.last_step, self.last]
         return self.kept if self.kept[-1:] == [end] else [*self.kept, end]
 
 
 class Results:
-    """The courses of a run's mean returns so far, of evaluations and of training."""
+    """The history of a run's mean returns so far, in evaluations and in training."""
 
     def __init__(self) -> None:
         self._courses: dict[str, Course] = {}
 
     def take(self, row: Mapping[str, float], step: int) -> None:
-        """Take the returns in a row, if they are finite."""
+        """Add the finite returns in a row."""
         for name in itertools.chain(*_RETURNS):
             value = row.get(name, math.nan)
             if math.isfinite(value):
@@ -138,14 +138,14 @@ class Results:
 
     @property
     def courses(self) -> dict[str, Course]:
-        """The courses that are shown, evaluations first."""
-        # Of each kind the first that was measured: returns of whole episodes say more than sums over horizons.
+        """The courses to show by metric, evaluations first."""
+        # Of each kind only the first measured metric: returns of whole episodes say more than sums over horizons.
         measured = [[name for name in kind if name in self._courses] for kind in _RETURNS]
         return {names[0]: self._courses[names[0]] for names in measured if names}
 
     @property
     def headline(self) -> tuple[str, Course] | None:
-        """The metric that a run is judged by, and its course; None if no return was measured."""
+        """The main metric of the run, and its course; None if no return was measured."""
         return next(iter(self._judged.items()), None)
 
     @property
@@ -153,13 +153,13 @@ class Results:
         return {name: course for name, course in self.courses.items() if math.isfinite(course.best)}
 
     def forget_best(self, is_other: Callable[[str], bool]) -> None:
-        """Have metrics begin their best anew that are measured otherwise from here on."""
+        """Reset the best of metrics for which `is_other` holds, as they are measured differently from here on."""
         for course in (course for name, course in self._courses.items() if is_other(name)):
             course.best = -math.inf
 
     @property
     def row(self) -> dict[str, float]:
-        """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each."""
+        """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each course."""
         return {
             f"{what}/{name}": value
             for name, course in self._judged.items()
@@ -173,11 +173,11 @@ class Results:
         return f"{course.last:.4g}, best {course.best:.4g} ({name.removesuffix('/mean')})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured as plain data."""
+        """Return the courses as plain data."""
         return {name: dataclasses.asdict(course) for name, course in self._courses.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         self._courses = {name: Course(**course) for name, course in state.items()}
 
 
@@ -187,17 +187,17 @@ Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final[tuple[Progress, ...]] = get_args(Progress)
 _SECONDS_PER_LINE: Final = 10.0
 _SECONDS_OF_SILENCE: Final = 2.0
-# Metrics stand in a terminal's line as whole ones, the most important first, beside a bar where there is room for it.
+# A terminal's line shows the most important metrics first, none of them cut, and a bar if there is room for it.
 _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _WITHOUT_BAR: Final = "{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
 _BAR_COLUMNS: Final = 10
-_LEAST_METRICS: Final = 3  # that are worth more than a bar
+_LEAST_METRICS: Final = 3  # so many metrics are worth more than a bar
 _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 def check_progress(mode: Progress) -> None:
-    """Raise a `ValueError` unless there is such a mode."""
+    """Raise `ValueError` unless `mode` is one of `PROGRESS_CHOICES`."""
     if mode not in PROGRESS_CHOICES:
         raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
 
@@ -221,7 +221,7 @@ class ProgressReporter:
         self._episode_return: float | None = None
 
     def update(self, stats: Mapping[str, float], total_steps: int | None = None) -> None:
-        """Show one row, and the progress towards `total_steps` as estimated now; None if unbounded."""
+        """Show one row, and the progress towards `total_steps` as estimated now, None if unbounded."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
             if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's widget
@@ -235,7 +235,7 @@ class ProgressReporter:
             self.say(f"step {stats[keys.STEPS]:,.0f}, {metrics}")
 
     def _fit(self, texts: list[str]) -> None:
-        """Show as many metrics as the terminal has columns for, and a bar where it fits beside the first."""
+        """Show as many metrics as fit into the terminal's columns, and a bar if it fits beside the first ones."""
         bar = self._bar
         full, bare = (_COUNT, _COUNT) if bar.total is None else (_BAR, _WITHOUT_BAR)
         bar.bar_format, bar.postfix = full, ", ".join(texts)
@@ -274,7 +274,7 @@ class ProgressReporter:
 
 
 class Bar(tqdm):  # type: ignore[type-arg] # at runtime it takes none
-    """A bar of this process alone: from Python 3.14 on tqdm's lock for several processes starts one more."""
+    """A bar with a lock for threads only: from Python 3.14 on, tqdm's lock for processes starts another process."""
 
 
 Bar.set_lock(threading.RLock())
@@ -293,7 +293,7 @@ def _bar_class() -> type[tqdm[Any]]:
 def metric_texts(
     stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS
 ) -> list[str]:
-    """Write the most important metrics of a run, the most important first; from the first episode on its return."""
+    """Return texts of a run's main metrics, the most important first; episode returns replace horizon returns."""
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")
@@ -319,7 +319,7 @@ def counter_name(counter: str) -> str:
 def pooled_row(
     stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
 ) -> tuple[dict[str, float], dict[str, float], list[bool]]:
-    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back."""
+    """Return the pooled statistics of all ranks as one row, rank 0's own measurements, and which ranks fell back."""
     if ranks().size == 1:
         return stats.read(), dict(measure()), [fell_back]
     numbers, counts = stats.counted()  # to the host; times and memory are measured after that

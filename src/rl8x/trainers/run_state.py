@@ -1,4 +1,4 @@
-"""The state of one `run()`: its options, its conditions and its progress, and what checkpoints keep of them."""
+"""The state of one `run()`: its options, conditions and progress, and their part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GIVE: Final = "this run makes no evaluations: give `steps_per_eval`, such as st
 
 
 class RunState:
-    """The options, conditions and progress of a run, as `given`, else as `planned`; it goes on from a `saved` one."""
+    """The options, conditions and progress of a run; `given` options replace `planned` ones, `saved` is resumed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RunState:
         trust: Trust,
         callbacks: Sequence[str] = (),
     ) -> None:
-        # Copies: the script may go on with its lists. Parsed by `start`.
+        # Copies, as the script may change its lists; `start` replaces them by parsed ones.
         self.env_config, self.eval_env_config = (thawed(given.get(name, getattr(planned, name))) for name in _CONFIGS)
         lost = function_name(self.env_config)
         if lost is not None:
@@ -56,14 +56,14 @@ class RunState:
                 raise CheckpointError(f"the stop condition {lost} was not saved: pass `stop_conditions` again")
             self.conditions = planned.conditions(trust)
         self.options = replace(planned, **{name: given[name] for name in _NUMBERS if name in given})
-        self.names = list(map(named, self.conditions))  # before the first row, which may change an argument
+        self.names = list(map(named, self.conditions))  # taken before the first row, which may change an argument
         self.callbacks = tuple(callbacks)  # their names
-        self.steps = 0  # those before a resume among them
-        self.met: list[Condition] = []  # by the last row
+        self.steps = 0  # includes those before a resume
+        self.met: list[Condition] = []  # conditions that the last row met
         self.last: TrainStats | None = None  # the last row, once the run has ended
         self.asked_to_save = False  # by a callback
-        self.is_interrupted = False  # by a signal, as all ranks know
-        self.reporter: ProgressReporter  # both from the moment that it begins
+        self.is_interrupted = False  # by a signal to any rank
+        self.reporter: ProgressReporter  # set with `signals` when the run begins
         self.signals: SignalGuard
         self._given = tuple(given)
         self._saved = saved
@@ -81,9 +81,9 @@ class RunState:
         *,
         known: Collection[str],
         measured: Collection[str],
-        bounded: Mapping[str, int],  # counters that can bound the steps, and what a step adds; 0: unknown
+        bounded: Mapping[str, int],  # counters that can bound the steps, and their increase per step; 0: unknown
     ) -> None:
-        """Take the checked configurations, and start the conditions for a trainer or restore their saved states."""
+        """Store the checked configurations, start the conditions for a trainer, and restore their saved states."""
         saved = self._saved
         if saved is not None and saved["callbacks"] and not self.callbacks:
             warnings.warn(
@@ -110,7 +110,7 @@ class RunState:
         self._steps_before, self._counters_before, self._bounded = self.steps, dict(trainer.state), bounded
 
     def check_followed(self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str]) -> None:
-        """Refuse an `env_config` whose parameters follow a metric that no row will have, and so would never move."""
+        """Raise `ValueError` if a parameter follows a metric that no row will have, as it would never change."""
         for parameter, metric in followed.items():
             if metric not in known:
                 raise ValueError(
@@ -121,7 +121,7 @@ class RunState:
                 raise ValueError(f"`env_config[{parameter!r}]` goes by {metric!r}, but {_GIVE}")
 
     def warn_of_no_best(self, best: str | None) -> None:
-        """Warn if the best policy is judged by evaluations, and neither the run nor a callback makes any."""
+        """Warn if an evaluation metric decides the best policy, but neither the run nor a callback evaluates."""
         if best is not None and self._lacks(best):
             warnings.warn(f"no checkpoint will be the best of {best!r}: {_GIVE}", RuntimeWarning, stacklevel=4)
 
@@ -135,7 +135,7 @@ class RunState:
                 raise ValueError(f"{condition!r} reads {name!r}, but {_GIVE}{declare if self.callbacks else ''}")
 
     def _go_on(self, saved: SavedRun) -> None:
-        """Restore the progress of a saved run; conditions that it did not have begin afresh."""
+        """Restore the progress of a saved run; conditions that it did not have start anew."""
         self.steps = saved["steps"]
         entries = list(saved["conditions"])
         for condition, name in zip(self.conditions, self.names, strict=True):
@@ -153,18 +153,18 @@ class RunState:
             )
 
     def _asks_for_more(self, saved: SavedRun) -> bool:
-        """Whether a run that had ended is to continue: for more steps, or until another condition is met."""
+        """Whether an ended run should continue, for more steps or until another condition is met."""
         limit, entries = self.options.max_steps, saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
         if limit != saved["max_steps"] or self.names != [each["repr"] for each in entries]:
             return True
-        # Plain callables cannot be compared: ask those that ended the run whether they still would.
+        # Plain callables cannot be compared, so those that ended the run are called again with its last row.
         met = [condition for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
         return bool(met) and all(_spec(each) is None and not each(saved["row"] or {}) for each in met)
 
     def state_dict(self) -> SavedRun:
-        """Return what the run needs to continue after the current step."""
+        """Return the state that the run needs to continue after the current step."""
         last = self.last
         return {
             "steps": self.steps,
@@ -180,7 +180,7 @@ class RunState:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run evaluates by itself, every `steps_per_eval` or because a condition asks for it."""
+        """Whether the run makes evaluations itself, every `steps_per_eval` or for a `Confirmed` condition."""
         confirmed = [part for each in self.conditions for part in parts(each) if isinstance(part, Confirmed)]
         waits = [any(name.startswith(keys.EVAL_PREFIX) for name in part.awaited_names) for part in confirmed]
         return not all(waits) or self.options.steps_per_eval is not None
@@ -211,11 +211,11 @@ class RunState:
         return limit if limit is not None and self.steps >= limit else None
 
     def judge(self, stats: TrainStats, evaluated: Collection[str], why: str | None = None) -> None:
-        """Set a row's `stop_reason` if a condition is met, `max_steps` reached, or there is a `why` to stop."""
-        # Every condition sees every row: one that counts must not miss any because another was met.
+        """Set a row's `stop_reason` if a condition is met, `max_steps` is reached, or `why` is given."""
+        # Every condition sees every row: a condition that counts rows must not miss one because another was met.
         met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
         self.met = [condition for condition in self.conditions if id(condition) in met]
-        if not self.evaluates:  # only a call shows what a plain callable reads
+        if not self.evaluates:  # only a call shows which metrics a plain callable reads
             for part in (part for condition in self.conditions for part in parts(condition)):
                 if isinstance(part, FromCallable) and part.missed is not None:
                     self._check_evaluated(part, {part.missed} - self._measured - set(evaluated))
@@ -225,12 +225,12 @@ class RunState:
         self.end_by(stats, reasons)
 
     def end_by(self, stats: TrainStats, reasons: Sequence[str]) -> None:
-        """End the run with this row for some reasons; none lets it go on."""
+        """End the run with this row for the given reasons; without reasons the run goes on."""
         stats.stop_reason = "; ".join(reasons) or None
         self.last = stats if stats.stop_reason is not None else None
 
     def overdue(self, stats: TrainStats) -> list[str]:
-        """Return why the run ends by the clock alone, between two rows, with the condition noted as met."""
+        """Return the reasons to end the run between two rows, by `WallTime` alone; set `met` to these conditions."""
         self.met = [
             condition
             for condition in self.conditions
@@ -240,7 +240,7 @@ class RunState:
 
     @property
     def most_steps(self) -> float:
-        """The largest number of steps that the run can have, including those before a resume; infinite if unbounded."""
+        """The upper bound on the run's steps, including those before a resume; infinite if unbounded."""
         limit = self.options.max_steps
         totals: list[float] = [math.inf if limit is None else limit]
         for name, per_step in self._bounded.items():
@@ -248,7 +248,7 @@ class RunState:
         return min(totals)
 
     def total_steps(self, counters: Mapping[str, int]) -> int | None:
-        """Return the length of this `run()` by `max_steps`, or by a counter's bound and rate; None if unbounded."""
+        """Estimate the steps of this `run()` from `max_steps` or a counter's bound and rate; None if unbounded."""
         steps, limit = self.steps - self._steps_before, self.options.max_steps
         totals: list[int] = [] if limit is None else [limit - self._steps_before]
         for name, expected in self._bounded.items():
@@ -277,7 +277,7 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
 
 
 def _plain(config: Any) -> Any:
-    """Return a configuration as plain data: one of values, a function, or None."""
+    """Return a configuration, which is a mapping, a function or None, as plain data."""
     if callable(config):
         return function_form(config)
     return None if config is None else plain(config)

@@ -1,7 +1,7 @@
 """One step of a trainer: collect, learn, track the row, handle numbers that are not finite, call the callbacks.
 
-Statistics include counts of non-finite values, under `finite/` and the quantity's name, which come to the host with
-everything else. The tensors themselves are searched only if a count is not 0.
+Statistics include counts of non-finite values, under `finite/` and the quantity's name; they are copied to the host
+with the other statistics. The tensors themselves are searched only if a count is not 0.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from rl8x.trainers.rows import Timer, TrainStats, pooled_row
 OnNonFinite = Literal["stop", "skip", "rollback"]
 PREFIX: Final = "finite/"
 TAG: Final = "rl8x.non_finite"
-# Causes before effects; of the gathered quantities the one that is earliest in the horizon comes first.
+# Causes before effects; of the collected quantities the earliest in the horizon comes first.
 QUANTITIES: Final[tuple[str, ...]] = (*COLLECTED, "losses", "gradients", "parameters")
-# Skipping for ever would hide that nothing is learned anymore.
+# Endless skipping would hide that the algorithm no longer learns.
 MAX_IN_A_ROW: Final = 10
 
 
@@ -56,7 +56,7 @@ class NonFiniteError(ArithmeticError):
 
 
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
-    """Search the last experience and the weights for what `counts` says is not finite; return plain data."""
+    """Locate the non-finite values of `counts` in the last experience and the weights; return plain data."""
     places, parameters = algorithm.locate_non_finite(), dict(algorithm.policy.named_parameters())
 
     def order(quantity: str) -> tuple[bool, float, int]:
@@ -69,12 +69,12 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
     quantity = min(counts, key=order)
     place = places.get(quantity, {})
     diagnosis = {
-        "quantity": quantity,  # that was not finite first
+        "quantity": quantity,  # the first that was not finite
         "also": [name for name in QUANTITIES if name in counts and name != quantity],
         "environments": place.get("environments", []),
         "num_environments": place.get("num_environments", 0),
         "slot": place.get("slot"),
-        "final": place.get("final", False),  # in the last observation of an episode that was truncated in this slot
+        "final": place.get("final", False),  # whether in the final observation of an episode truncated in this slot
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
         "rollout": places,
@@ -88,7 +88,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
 
 
 def message(diagnosis: Mapping[str, Any]) -> str:
-    """Put a diagnosis in one line."""
+    """Return a diagnosis as one line of text."""
     where = "in no single environment"
     if diagnosis["environments"]:
         listed = ", ".join(map(str, diagnosis["environments"]))
@@ -106,7 +106,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
 
 # Called with the trainer and a row.
 Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]
-# Asking the system takes as long as a step of a small environment.
+# Reading the process's memory takes as long as a step of a small environment.
 _SECONDS_PER_MEMORY: Final = 0.5
 
 
@@ -114,40 +114,40 @@ class TrainStep:
     """Makes a trainer's steps, applies `on_non_finite`, and keeps the latest row and the latest evaluation."""
 
     def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
-        self.row: dict[str, float] = {}  # the latest, with the metrics that joined it later
-        self.eval_row: dict[str, float] = {}  # the latest of the run's own evaluations, under `eval/`
-        self.evaluated_at = 0  # the trainer's steps before that
-        # The row that the last single `step()` returned: an evaluation before the next step joins it.
+        self.row: dict[str, float] = {}  # the latest row, with metrics added later
+        self.eval_row: dict[str, float] = {}  # the run's latest own evaluation, under `eval/`
+        self.evaluated_at = 0  # the trainer's steps at that evaluation
+        # The row that the last single `step()` returned: an evaluation before the next step is added to it.
         self.open_row: TrainStats | None = None
         self.unseen: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False
-        self.asked_to_stop: str | None = None  # why somebody wants the run to end after this step
+        self.asked_to_stop: str | None = None  # the reason given to `stop`, to end the run after this step
         self._algorithm = algorithm
         self._record = record
         self._on_non_finite = on_non_finite
         self._non_finite_in_a_row = 0  # steps
-        self._before: dict[str, Any] = {}  # what had been learned before the step, if that may be taken back
+        self._before: dict[str, Any] = {}  # the learned state before the step, if it may be restored
         self._process, self._memory_mb, self._measured_at = psutil.Process(), 0.0, -math.inf
         self._timers = Timer(algorithm.device), Timer(algorithm.device)
-        self._evaluated: dict[str, float] = {}  # by evaluations within the present callback
+        self._evaluated: dict[str, float] = {}  # metrics of evaluations in the current callback
 
     @property
     def is_in_progress(self) -> bool:
-        """Whether a run or a callback is in progress, so that no other may begin."""
+        """Whether a run or a callback is in progress, so that no other run may begin."""
         return self.in_run or self.calls_back
 
     def take_stop(self) -> str | None:
-        """Return why the run is to end after this step, once; None if nobody wants that."""
+        """Return and clear the reason to end the run after this step; None if there is none."""
         why, self.asked_to_stop = self.asked_to_stop, None
         return why
 
     @property
     def known(self) -> dict[str, float]:
-        """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
+        """The input of an `env_config` function: metrics of the latest row and evaluation, and the counters."""
         return {**self.row, **self.eval_row, **self._algorithm.counters}
 
     def begin(self) -> bool:
-        """Prepare compiled programs, or switch to them, in the step for it; whether that was not planned before."""
+        """Prepare compiled programs, or switch to them, at the planned step; whether waiting for them is new."""
         algorithm, execution = self._algorithm, self._algorithm.execution
         planned = execution.waits
         if execution.begin_step(algorithm.counters[keys.STEPS], prepared=algorithm.prepared):
@@ -171,7 +171,7 @@ class TrainStep:
             return self._profile((counters[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin))
 
         stats = Stats.merge(collected, learned)
-        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
+        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the only copy to the host
         counts = {name.removeprefix(PREFIX): row.pop(name) for name in list(row) if name.startswith(PREFIX)}
         counters[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(counters)
@@ -187,7 +187,7 @@ class TrainStep:
         return row
 
     def _profile(self, env_steps_per_s: float) -> dict[str, float]:
-        """Return the times, the rate and the memory of this rank, after the step's numbers came to the host."""
+        """Return this rank's times, rate and memory, after the step's statistics were copied to the host."""
         collecting, learning = self._timers
         measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
         if self._algorithm.env is not None:
@@ -216,7 +216,7 @@ class TrainStep:
         self._non_finite_in_a_row += 1
         checkpoint = checkpoints.last_good() if self._on_non_finite == "rollback" else None
         learned, where = None, "in the last checkpoint" if checkpoint is None else f"in {checkpoint.path.name}"
-        if checkpoint is not None:  # a replay, which is each rank's own, stays
+        if checkpoint is not None:  # without a replay, which each rank keeps
             state = checkpoint.state["trainer"]["algorithm"]
             learned = {name: state[name] for name in algorithm.learned_state() if name in state}
         saved = from_first(learned)
@@ -233,7 +233,7 @@ class TrainStep:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
-        """Track an evaluation under its `tracked` names; a run's own joins the rows from now on by its `own` names."""
+        """Log an evaluation under its `tracked` names; if it is the run's own, add it to rows under its `own` names."""
         if is_of_run:
             self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
             if self.open_row is None:
@@ -244,15 +244,15 @@ class TrainStep:
         self._evaluated |= tracked
 
     def forget_evaluation(self) -> None:
-        """Leave the latest evaluation out of the rows that follow: their run evaluates under something else."""
+        """Leave the latest evaluation out of later rows, as their run evaluates under another configuration."""
         self.row = {name: value for name, value in self.row.items() if name not in self.eval_row}
         self.eval_row, self.unseen = {}, frozenset()
 
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
-        """Call all callbacks with what `make_row` returned; the row gets what they return and the latest evaluation."""
+        """Return the row of `make_row` with the latest evaluation and the metrics of all callbacks, called with it."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()
-        self.row = stats  # which a callback may log a model with
+        self.row = stats  # a callback may log a model with these metrics
         for callback in trainer.callbacks:
             evaluation = self.eval_row
             self._evaluated, self.calls_back = {}, True
@@ -270,7 +270,7 @@ class TrainStep:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on, except for the algorithm's own state."""
+        """Return the state that the next step depends on, except the algorithm's."""
         return {
             "eval_row": dict(self.eval_row),
             "evaluated_at": self.evaluated_at,
@@ -283,18 +283,18 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Restore a `state_dict`."""
         self.eval_row, self.evaluated_at = dict(state["eval_row"]), state["evaluated_at"]
         self.row, self.unseen = dict(state["row"]), frozenset(state["unseen"])
         execution = self._algorithm.execution
         execution.compiled_since, execution.waits = state["compiled_since"], state["waits"]
         execution.verdicts.update(state["verdicts"])
-        if not self.in_run:  # else it goes back within a run, whose end is planned for
+        if not self.in_run:  # a run that is in progress has planned for its own end
             self._algorithm.plan_execution(math.inf)
         self._non_finite_in_a_row = state["non_finite_in_a_row"]
 
 
-# -- metrics that callbacks measure: declared by name, so that conditions can ask for them, and tracked
+# -- metrics of callbacks: declared by name, so that conditions can read them, and tracked
 
 
 def declared_metrics(callback: object) -> tuple[str, ...]:
@@ -311,7 +311,7 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
 
 
 def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> tuple[Callback, ...]:
-    """Return callbacks; refuse what cannot be called, and declared names that MLflow refuses or that are taken."""
+    """Return callbacks as a tuple; raise if one is not callable, or declares an illegal or taken metric name."""
     if not isinstance(callbacks, Iterable):
         raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
     callbacks = tuple(callbacks)
@@ -332,9 +332,9 @@ def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> 
 def returned_metrics(
     callback: Callback, returned: object, evaluated: Mapping[str, float], row: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return what a callback measured: what it returned, and of the evaluations that it made what it declares.
+    """Return a callback's metrics: those it returned, and declared ones from evaluations that it made.
 
-    Returned metrics of these evaluations need not be declared. One that declares none and meant one is told.
+    It need not declare metrics of these evaluations to return them. Undeclared new metrics, or False, cause a warning.
     """
     declared, called = declared_metrics(callback), callback_name(callback)
     if not declared:

@@ -55,8 +55,8 @@ EvalEnv = str | bool | Env | Callable[..., Env] | None
 _GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
 # Metrics of collecting, which algorithms without an environment do not have.
 _COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
-_BEGUN: Final = ("run_id", "resume_handle")  # of a tracker once it has begun
-# Between two looks at signals and clocks while programs are waited for.
+_BEGUN: Final = ("run_id", "resume_handle")  # attributes of a tracker that has begun
+# Interval of checks for signals and time limits while waiting for programs.
 _SECONDS_PER_LOOK: Final = 0.2
 
 
@@ -81,20 +81,20 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             algorithm: The algorithm that is trained.
             tracker: Stores params and metrics; None is MLflow.
             eval_env: The environment of `eval()`. True, an instance or a factory: a separate one, for whole episodes
-                (`eval/returns/*`). False or None: the training's, for the horizons between two resets (of episodic
-                tasks `eval/horizon_returns/*`). `"auto"`: a separate one for episodic tasks, made as the training's or
-                copied from it, else the training's. Learning from a data set needs one to be given.
+                (`eval/returns/*`). False or None: the training's, for the horizons between two resets (in episodic
+                tasks `eval/horizon_returns/*`). `"auto"`: a separate one for episodic tasks, made like the training's
+                or copied from it, else the training's. An algorithm that learns from a data set has none by default.
             num_eval_envs: Copies, and so episodes, of a separate evaluation environment; None is the training's number,
                 but at most 128. An instance that can only be copied keeps its number.
             checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
-                saves. None saves by the defaults if the tracker keeps the run on a disk, in a folder beside it.
+                saves. None saves with the defaults, in a folder beside the tracked run, if that is on disk.
             on_non_finite: What to do if observations, actions, rewards, losses, gradients or weights are not finite.
                 `"stop"` ends the run as FAILED with a diagnosis. `"skip"` restores the weights before the step,
                 `"rollback"` those of the last checkpoint; both go on, and stop after ten such steps in a row.
             log_models: Whether a `run()` ends by logging the `last` policy as a model, and the `best` if there is one.
-            callbacks: Called with the trainer and each row, once it is tracked and before the conditions judge it. One
-                with a list of names in its attribute `metric_names` may return values for these, which are tracked and
-                join the row. It ends the run by `trainer.stop("why")`.
+            callbacks: Called with the trainer and each row, after it is tracked and before the conditions judge it. A
+                callback may declare metrics, as a list of names in its attribute `metric_names`, and return their
+                values, which are tracked and added to the row. `trainer.stop("why")` in a callback ends the run.
 
         Raises:
             TypeError: If an argument has a wrong type.
@@ -104,7 +104,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             got = in_line(repr(algorithm))
             raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {got:.200}.")
         refuse_inference_mode()
-        # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
+        # `isinstance` would read the protocol's properties, some of which look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
         lacking = [name for name in needed if not (hasattr(type(tracker), name) or hasattr(tracker, name))]
         if tracker is not None and (lacking or isinstance(tracker, type)):
@@ -125,7 +125,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.checkpoints = CheckpointManager(checkpoints, self.tracker)
         written: Any = eval_env if isinstance(eval_env, bool | str | None) else unwritable(_GIVEN_ENV)
         saves = {} if self.checkpoints.options is None else self.checkpoints.options.to_plain()
-        saves.pop("directory", None)  # it is where they are
+        saves.pop("directory", None)  # a checkpoint's own path gives it
         options: Any = {"num_eval_envs": num_eval_envs, "on_non_finite": on_non_finite, "log_models": log_models}
         made = TrainerSpec(eval_env=written, checkpoints=saves, **options)
         self.record = Record(algorithm, self.tracker, self.checkpoints, made, self.evaluations)
@@ -147,16 +147,16 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
     @classmethod
     def from_spec(cls, spec: RunSpec, *, tracker: Tracker | None = None, callbacks: Sequence[Callback] = ()) -> Self:
-        """Make the trainer of a run, and check that all of it fits together; its next `run()` is the one described.
+        """Make the trainer of a run, and check that its parts fit together; its next `run()` takes the spec's options.
 
         Args:
             spec: The run, as `RunSpec.from_file` or `rl8x.tuned` returns it.
-            tracker: Stores params and metrics; None makes the one of the spec.
+            tracker: Stores params and metrics; None makes the spec's tracker.
             callbacks: Called with the trainer and each row of statistics, see the class.
 
         Raises:
-            TypeError: If something is of another kind.
-            ValueError: If something does not fit.
+            TypeError: If `spec` is no `RunSpec`, or one of its values has a wrong type.
+            ValueError: If one of its values is not legal, or its parts do not fit together.
         """
         if not isinstance(spec, RunSpec):
             raise TypeError(f"`spec` must be a RunSpec, as RunSpec.from_file('run.yaml') returns it; got {spec!r}.")
@@ -193,21 +193,21 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
         Args:
             source: Path of a checkpoint or of a run's folder of checkpoints, or the run's name or ID in MLflow.
-            auto: Take the run's newest good checkpoint if the one that is meant is damaged.
-            algorithm: An algorithm built as the saved one was; None builds it from the checkpoint, which needs an
+            auto: Take the run's newest good checkpoint if the requested one is damaged.
+            algorithm: An algorithm built like the saved one; None builds it from the checkpoint, which needs an
                 environment and a model that can be imported by name.
             overrides: Hyperparameters to change from now on; the tracked run records them.
             tracker: Stores params and metrics; None is the saved run's, if that was MLflow or a `NullTracker`. Any
                 other tracker must be given.
-            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice. Under another one the
-                best begins anew.
-            num_eval_envs: Copies of a separate one; `...` keeps their number.
+            eval_env: The environment of `eval()`, see the class; `...` keeps the saved choice. Another environment
+                resets the best value of evaluation metrics.
+            num_eval_envs: Copies of a separate evaluation environment; `...` keeps their number.
             callbacks: Called with the trainer and each row of statistics, see the class.
             checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
-            on_non_finite: What to do where numbers are not finite, see the class; `...` is as before.
+            on_non_finite: What to do if numbers are not finite, see the class; `...` is as before.
             log_models: Whether the run ends by logging its policies as models; `...` is as before.
-            trust: Whether the checkpoint may name a store that you have not named, and modules to import, whose code
-                runs; else only modules that are imported already, or of rl8x, torch and Gymnasium, are used.
+            trust: Whether to use a store that only the checkpoint names, and to import modules that it names, which
+                runs their code; else only modules already imported, or of rl8x, torch and Gymnasium, are used.
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
@@ -241,19 +241,19 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     ) -> TrainStats:
         """Step until a stop condition is met, with evaluations at regular intervals.
 
-        After `resume()` the first `run()` continues the interrupted one, and after `from_spec()` it is the one that is
-        described: options that are not given, or are `...`, keep their values; else they are None. After torchrun has
-        restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
+        After `resume()` the first `run()` continues the interrupted one, and after `from_spec()` it is the run of the
+        spec: options that are `...` keep their saved or specified values. In any other `run()` they are None. After
+        torchrun has restarted a job (`--max-restarts`), the run continues from the job's last checkpoint.
 
-        A condition ends it, `max_steps`, or `stop()`. SIGINT, SIGTERM and SIGHUP end it after the current step: the run
-        is saved as KILLED. A second SIGINT ends it at once. SIGUSR1 only saves.
+        A condition, `max_steps` or `stop()` ends the run. SIGINT, SIGTERM and SIGHUP end it after the current step, and
+        it is saved as KILLED. A second SIGINT ends it at once. SIGUSR1 only saves.
 
         Args:
             env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
-                function that returns them, called before each collect with the trainer's `known`; no file holds it, and
-                a resume is given it again.
+                function that returns them, called before each collect with the trainer's `known`; it is not saved, and
+                must be given again to a resumed run.
             eval_env_config: The same for evaluations; a list has one value for each evaluation copy. None evaluates
-                under the training's values, of a list of them under evenly spaced ones.
+                under the training's values; from a list of them it takes evenly spaced ones.
             steps_per_eval: Steps between evaluations, in the training environment a multiple of
                 `horizons_per_env_reset`; None never evaluates.
             evals_per_film: Evaluations between films of an episode, artifacts `films/step-....gif`; None makes none.
@@ -267,7 +267,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             The last row, with `stop_reason` set.
 
         Raises:
-            TypeError: If a stop condition is not a condition, or an option is of another kind.
+            TypeError: If a stop condition is not a condition, or an option has a wrong type.
             ValueError: If an option is not legal, before the first step.
             NonFiniteError: If numbers are not finite and `on_non_finite` is "stop".
             RuntimeError: If called within another `run()` of this trainer, in `torch.inference_mode()`, or in a process
@@ -275,8 +275,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             CheckpointError: If another process is training the run, or has continued it.
             TrackingError: If the tracker cannot store runs.
             KeyboardInterrupt: After SIGINT, once the run is saved.
-            SystemExit: `128 + n` after SIGTERM and SIGHUP, once the run is saved; and a callback's own, of a run that
-                is FINISHED by code 0 or None, else KILLED.
+            SystemExit: `128 + n` after SIGTERM and SIGHUP, once the run is saved. Or a callback's own: the run is then
+                FINISHED if its code is 0 or None, else KILLED.
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
@@ -326,14 +326,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     @contextlib.contextmanager
     def _taken(self) -> Iterator[None]:
         """Keep other processes from writing this run's checkpoints until exit."""
-        self.checkpoints.take()  # before the tracker hears of a run that another process may have
+        self.checkpoints.take()  # before the tracked run begins, as another process may have the run
         try:
-            self.train_step.take_stop()  # of a run that failed
+            self.train_step.take_stop()  # drop the reason of a run that failed
             self.train_step.in_run = True
             yield
         finally:
             self.train_step.in_run = False
-            self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
+            self.checkpoints.end()  # last, as a remaining lock marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> None:
         """Configure the trainer's parts for a run, before it begins."""
@@ -346,18 +346,18 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         shown = shown if ranks().is_first else "none"
         run.reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
         run.signals = SignalGuard(quiet=run.reporter.mode == "none")
-        compiler().say = run.reporter.say  # if it has to be waited for
+        compiler().say = run.reporter.say  # for its messages while the run waits
 
     def _measures_alike(self, run: RunState) -> tuple[bool, bool]:
-        """Return whether a run evaluates, and whether it trains, under what was evaluated and trained under before."""
+        """Return whether a run evaluates, and whether it trains, under the same configuration as before."""
         before, now = self.record.spec.run, run.options
         same = (before.env_config, before.eval_env_config) == (now.env_config, now.eval_env_config)
-        if self.origin.saved is not None and same:  # it goes on, whether all of it was in force already or not
+        if self.origin.saved is not None and same:  # a resumed run, even if a configuration is not in force yet
             return True, True
         return self.evaluations.are_alike(run.env_config, run.eval_env_config)
 
     def _measure_anew(self, evaluates_alike: bool, trains_alike: bool) -> None:
-        """Forget the latest evaluation, and the best of what is measured otherwise from here on."""
+        """Forget the latest evaluation, and the best of metrics that are measured differently from here on."""
         if not evaluates_alike:
             self.train_step.forget_evaluation()
         for each in (self.checkpoints, self.record.results):
@@ -372,13 +372,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if self.checkpoints.begin() is not None:
                 self.record.tag_checkpoints()
             if run.steps == 0 or ranks().first("whether the run goes back", self.checkpoints.goes_back):
-                # A checkpoint before the first tracked row: whenever it is killed, the newest one is of this course.
+                # Save before the first tracked row, so that the newest checkpoint always belongs to this course.
                 self._save_at_once(run)
-        self.origin = Origin()  # only now: what could not begin can be tried again
+        self.origin = Origin()  # last, so that a run that could not begin can be tried again
         return run.last
 
     def _make_row(self, run: RunState) -> dict[str, float]:
-        """Make a step, and return its row; one that was tracked counts, though its numbers end the run."""
+        """Make a step, and return its row; count the step even if non-finite numbers raise."""
         before = self.state[keys.STEPS]
         try:
             return self.train_step.make_row(run.env_config)
@@ -386,7 +386,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             run.steps += self.state[keys.STEPS] - before
 
     def _judge(self, run: RunState, row: dict[str, float]) -> TrainStats:
-        """Call the callbacks with a row and ask the conditions; what these measure joins the row that is returned."""
+        """Call the callbacks and the conditions with a row; return it with the metrics that they measured."""
         train_step = self.train_step
         stats = train_step.open_row = train_step.finish(row, self)
         run.judge(stats, train_step.eval_row, train_step.take_stop())
@@ -394,7 +394,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return stats
 
     def _await_programs(self, run: RunState) -> TrainStats:
-        """Wait for the compiler, after a checkpoint; return the latest row, which may end the run."""
+        """Save a checkpoint and wait for the compiler; return the latest row, whose `stop_reason` may end the run."""
         execution, stats = self.algorithm.execution, TrainStats(self.train_step.row)
         self.algorithm.prepare()
         missing = max(ranks().share("programs that are missing", compiler().missing()))
@@ -458,14 +458,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     def _save_if_due(self, run: RunState, stats: TrainStats) -> None:
         """Save after a step if that is due, asked for, or its row is the best."""
         steps = self.state[keys.STEPS]
-        # What a condition measures, as `Confirmed` does, counts for the best.
+        # Metrics that a condition measured, such as `Confirmed`, count for the best.
         is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         saves = is_best or run.asked_to_save or self.checkpoints.due(steps)
         run.asked_to_save = False
         self._save(run, stats, saves=saves, is_best=is_best)
 
     def _save(self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False) -> None:
-        """Agree with the other ranks on how to go on, and save if one wants it or the run ends."""
+        """Agree with the other ranks on how to go on; save if rank 0 or a signal asks for it, or the run ends."""
         run.is_interrupted, saves = agree(stats, run.signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
@@ -480,16 +480,16 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     def stop(self, why: str) -> None:
         """End the `run()` in progress after its current step: it is saved, and FINISHED for this reason.
 
-        Callbacks, signal handlers and other threads may call it; of several ranks one is enough. In a loop over
-        `step()` a callback may: the row has the reason, and `for stats in trainer` ends with it.
+        Callbacks, signal handlers and other threads may call it; with several ranks one call is enough. In a loop over
+        `step()` a callback may call it: the row gets the reason as `stop_reason`, and `for stats in trainer` ends.
 
         Args:
-            why: The reason, in words; of several the first counts.
+            why: The reason, in words; after several calls the first counts.
 
         Raises:
             TypeError: If the reason is no text.
             ValueError: If it is empty.
-            RuntimeError: If nothing is in progress that could end.
+            RuntimeError: If no run and no callback is in progress.
         """
         if not isinstance(why, str):
             raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
@@ -504,22 +504,22 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.train_step.asked_to_stop = hide(" ".join(why.split()))
 
     def plan(self, spec: RunSpec) -> None:
-        """Have the next `run()` take the options of a spec where none are given.
+        """Make a spec's run options the defaults of the next `run()`.
 
         Args:
-            spec: The spec, whose other parts are taken to be as this trainer's.
+            spec: The spec; its other parts are assumed to match this trainer.
         """
         trust = spec.trust or self.record.spec.trust
         self.origin = replace(self.origin, planned=spec.run)
         self.record.spec = replace(self.record.spec, trust=trust)
 
     def check_run(self, **options: Any) -> None:
-        """Raise what `run()` would raise before its first step; `options` are its own, except `progress`."""
+        """Raise the errors that `run()` would raise before its first step; `options` are its own, except `progress`."""
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(options)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
-        """Check all options that are given, and return the run that they describe with those that are planned."""
+        """Check the given options, and return the run that they and the planned options describe."""
         given = {name: value for name, value in options.items() if value is not ...}
         planned, saved = self.origin.planned, self.origin.saved
         names = list(map(callback_name, self.callbacks))
@@ -540,7 +540,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
-            run.state_dict()  # raises where a condition cannot be saved
+            run.state_dict()  # raises if a condition cannot be saved
             run.warn_of_no_best(self.checkpoints.best_metric)
         return run
 
@@ -550,8 +550,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Collect experience and update the policy once; track the row of metrics.
 
         Args:
-            env_config: Values for the environment's parameters, applied if a reset is due; None keeps those of
-                training, whatever an evaluation had in between. Or a function of the trainer's `known`.
+            env_config: Values for the environment's parameters, applied if a reset is due; None keeps the training's
+                values, even after an evaluation with others. Or a function of the trainer's `known`.
 
         Returns:
             The row, with the metrics of the latest evaluation; an `eval()` before the next step updates them.
@@ -567,11 +567,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         refuse_inference_mode()
         self.record.check_process()
         train_step = self.train_step
-        train_step.take_stop()  # of a step that failed
+        train_step.take_stop()  # drop the reason of a step that failed
         try:
             train_step.begin()
             stats = train_step.open_row = train_step.finish(train_step.make_row(env_config), self)
-        except SystemExit as error:  # a callback's; of one in the loop around nobody hears
+        except SystemExit as error:  # raised by a callback; one raised in the caller's loop is not seen here
             self.record.close(status_of(error), interruption(error), train_step.eval_row)
             raise
         asked = ranks().share("whether a callback ends the loop", train_step.take_stop())
@@ -579,7 +579,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
-        """Yield the rows of `step()` after `step()`, until `stop()` is called."""
+        """Yield the row of one `step()` after another, until `stop()` is called."""
         stats = None
         while stats is None or stats.stop_reason is None:
             try:
@@ -594,21 +594,21 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     ) -> EvalStats:
         """Evaluate the current policy and track the metrics under `eval/`.
 
-        The metrics join the row that `step()` returned last, as fresh ones; before the first step they join the next.
+        The metrics are added to the last row of `step()`, as fresh ones; before the first step to the next row.
 
         Args:
             env_config: Values for the environment's parameters in this evaluation; None takes the run's
                 `eval_env_config`, or else the training's values.
             deterministic: Whether the policy takes its most likely action, as in a run's own evaluations, rather than a
                 sample.
-            name: The metrics are `eval/<name>/...`, and never replace the run's own. None: they are `eval/...`; with
-                another `env_config` than the run's, or with samples, they are tracked under a name made from that, such
-                as `eval/gravity 50/...` or `eval/sampled/...`.
+            name: With a name the metrics are `eval/<name>/...`, and never replace the run's own. None: they are
+                `eval/...`; with another `env_config` than the run's, or with samples, they are tracked under a name
+                derived from it, such as `eval/gravity 50/...` or `eval/sampled/...`.
 
         Raises:
-            RuntimeError: If the training environment is used and is not at a reset, or there is no environment; and as
-                `step` does.
-            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
+            RuntimeError: If the training environment is used and is not at a reset, if there is no environment, in
+                `torch.inference_mode()`, or in a process that was forked after the run began.
+            ValueError: If `env_config` could not be applied, or the name is not legal in MLflow or is taken.
         """
         refuse_inference_mode()
         self.record.check_process()
@@ -634,7 +634,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
     @property
     def known(self) -> dict[str, float]:
-        """What an `env_config` may depend on: metrics of the latest row and evaluation, and the counters."""
+        """The input of an `env_config` function: metrics of the latest row and evaluation, and the counters."""
         return self.train_step.known
 
     @property
@@ -650,7 +650,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
 
     def evaluation_name(self, name: str) -> str | None:
-        """Return the metric of evaluations that measures what a metric of a training row does; None if none does.
+        """Return the evaluation metric that corresponds to a metric of training rows; None if there is none.
 
         Args:
             name: The metric of a training row.
@@ -663,9 +663,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return self.record.params
 
     def save(self) -> Path | None:
-        """Write a checkpoint and wait until it is on the disk, for loops over `step()`; `run()` saves by itself.
+        """Write a checkpoint and wait until it is on disk, for loops over `step()`; `run()` saves by itself.
 
-        Within a `run()`, as in a callback, it is written after the current step, once the conditions have judged it.
+        Within a `run()`, as in a callback, it is written after the conditions have judged the current step.
 
         Returns:
             The checkpoint's folder; None if the trainer has no checkpoints, if writing failed, and within a `run()`.
@@ -683,10 +683,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """End the tracked run after a loop over `step()`; `run()` ends its own."""
         self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
 
-    # -- its state, and going on from a checkpoint
+    # -- its state, and resuming from a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on."""
+        """Return the state that the next step depends on."""
         return {
             "algorithm": self.algorithm.state_dict(),
             "evaluator": self.evaluations.state_dict(),
@@ -697,7 +697,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Restore a state.
 
         Args:
-            state: What `state_dict` returned.
+            state: A state that `state_dict` returned.
         """
         self.algorithm.load_state_dict(state["algorithm"])
         self.evaluations.load_state_dict(state["evaluator"])
@@ -711,7 +711,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             origin: How it was found.
         """
         algorithm, saved_in = self.algorithm, checkpoint.metadata
-        # Ranks with disks of their own may have found others, and would go on with different weights.
+        # Ranks with separate disks may have found different checkpoints, and would continue with different weights.
         found = {"the run": saved_in["run"]["key"], "the checkpoint": checkpoint.path.name}
         check_alike("the checkpoint to go on from", found)
         saved_spec, own_spec = checkpoint.spec.trainer, self.record.spec.trainer
@@ -735,18 +735,18 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         evaluated_under = self.origin.planned.eval_env_config and parsed(self.origin.planned.eval_env_config)
         self.evaluations.env_config = evaluated_under
         self.record.resume(checkpoint, origin, state["results"], evaluated_under)
-        self._measure_anew(before == now or bool([*unwritable_in(before)]), True)  # what no file holds is given again
+        self._measure_anew(before == now or bool([*unwritable_in(before)]), True)  # an unwritable one is assumed equal
 
     def _load_rank(self, state: Mapping[str, Any], *, evaluates: bool) -> None:
-        """Restore the state of this rank from a checkpoint; a rank that it does not have joins with rank 0's.
+        """Restore this rank's state from a checkpoint; a rank that was not saved joins with rank 0's learned state.
 
-        That of evaluations is restored if it `evaluates` in the same copies: in others they begin anew.
+        The evaluations' state is restored only if it `evaluates` in the same copies.
         """
         saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
         warn_of_other_number(num_ranks(state), self.algorithm)
         if ranks().rank < num_ranks(state):
             own = of_rank(saved, others, ranks().rank)
-            if num_ranks(state) != ranks().size or not evaluates:  # or other shares of the copies
+            if num_ranks(state) != ranks().size or not evaluates:  # other copies, or other shares of them
                 own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
             self.load_state_dict(with_generators_of(self.algorithm.device, own["trainer"], own["torch_generators"]))
             set_torch_generators(own["torch_generators"], self.algorithm.device)
@@ -766,7 +766,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.go_on_from(*newest(Path(folder), self.algorithm, Origin(auto=True)))
 
     def _go_on_from_newest(self) -> None:
-        """Restore the newest checkpoint, which another process has written since this trainer resumed an older one."""
+        """Restore the newest checkpoint, which another process wrote after this trainer resumed an older one."""
         own, origin = self.checkpoints.directory, self.origin
         folder = ranks().first("the run's folder", None if own is None else str(own))
         if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
@@ -784,12 +784,12 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
         trainer = Trainer(config.build(CartPole), num_eval_envs=16)
         trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
-    `run` is such a loop over `step` and `eval`; `for stats in trainer` is one of your own.
+    `run` is a loop over `step` and `eval`; `for stats in trainer` writes your own.
 
     Attributes:
         algorithm: The algorithm that is trained, with its policy and its environment.
         tracker: Stores params and metrics.
         checkpoints: The manager of its checkpoints.
         stop_reason: Why the last `run()` stopped, or the loop; None before that.
-        ending: Lines for the user: where that run is, which rows have not arrived there, and how to continue it.
+        ending: Lines for the user: where that run is stored, which rows have not arrived, and how to continue it.
     """
