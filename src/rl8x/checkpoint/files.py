@@ -1,13 +1,13 @@
-"""What a checkpoint is, and how it is read and written: a folder that is written atomically.
+"""The format of checkpoints: reads them, and writes each one atomically as a folder.
 
     000007-step-120/
         checkpoint.json   what it is, `Metadata`
         state.pt          the state, `State`; loads with torch.load(weights_only=True)
-        *.segment.pt      segments of large states by name, each such a file
-        SHA256SUMS        digests of all of them, as `sha256sum -c SHA256SUMS` checks them
+        *.segment.pt      a segment of a large state, in the same format as state.pt
+        SHA256SUMS        digests of all these files; `sha256sum -c SHA256SUMS` checks them
 
-It is written under a hidden name, synced, and renamed. A segment of the checkpoint before is a hard link to its file.
-Nothing is unpickled beyond what `weights_only=True` admits, and no path is taken from a file.
+It is written under a hidden name, synced, and renamed. A segment that the previous checkpoint already has is a hard
+link to its file. Only what `weights_only=True` admits is unpickled, and no path is taken from a file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Tracked(TypedDict):
 
 
 class Resolved(TypedDict):
-    """What an algorithm was built with, beside the spec of its run: all hyperparameters, a drawn seed among them."""
+    """Resolved values of an algorithm that supplement its run's spec: all hyperparameters, a drawn seed, the spaces."""
 
     config: dict[str, Any]
     env_class: str | None
@@ -85,7 +85,7 @@ class Resolved(TypedDict):
 
 
 class Metadata(TypedDict):
-    """What a checkpoint is."""
+    """The content of a checkpoint's description, checkpoint.json."""
 
     format: str
     version: int
@@ -109,7 +109,7 @@ class SavedCondition(TypedDict):
 
 
 class SavedRun(TypedDict):
-    """How far a `run()` has come; `callbacks` are names."""
+    """The progress of a `run()`; `callbacks` are names."""
 
     steps: int
     max_steps: int | None
@@ -120,7 +120,7 @@ class SavedRun(TypedDict):
 
 
 class Best(TypedDict):
-    """The best value so far."""
+    """The best value of a metric so far, and the trainer's steps at it."""
 
     metric: str
     mode: str
@@ -129,7 +129,7 @@ class Best(TypedDict):
 
 
 class State(TypedDict):
-    """The state of a run, beside the differences of further ranks."""
+    """The state of a run, without the differences of ranks after the first."""
 
     trainer: dict[str, Any]
     run: SavedRun | None
@@ -139,19 +139,19 @@ class State(TypedDict):
 
 
 def as_built(resolved: Resolved) -> RunSpec:
-    """Return a spec with all that an algorithm was built with, to compare it with another's."""
+    """Return resolved values of an algorithm as a spec, to compare it with another's."""
     algorithm = AlgorithmSpec(algorithm=resolved["algorithm"], algorithm_config=resolved["config"])
     return RunSpec(env=EnvSpec(env=resolved["env_class"] or ""), algorithm=algorithm)
 
 
 def checked_state(state: dict[str, Any]) -> State:
-    """Return a checkpoint's state, if it is that of a run."""
+    """Return a checkpoint's state; raise `CheckpointError` if it is not the state of a run."""
     _check(state, State, "", STATE)
     return cast("State", state)
 
 
 def checked(data: Any) -> Metadata:
-    """Return the content of a checkpoint's description, if it is one."""
+    """Return the content of a checkpoint's description; raise `CheckpointError` if it is not valid."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CheckpointError(f"{DESCRIPTION} is not that of an rl8x checkpoint")
     version = data.get("version")
@@ -184,7 +184,7 @@ def spec_of(metadata: Metadata) -> RunSpec:
 
 
 def _check(value: Any, hint: Any, name: str, file: str) -> None:
-    """Raise `CheckpointError` unless a value is of the kind that a type hint says."""
+    """Raise `CheckpointError` unless a value matches a type hint."""
     hints = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
     kinds = [dict if is_typeddict(each) else get_origin(each) or each for each in hints]
     if Any in kinds or (type(value) is int and float in kinds):  # JSON writes some floats as whole numbers
@@ -210,7 +210,7 @@ _SEGMENT: Final = ".segment.pt"
 _NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REMOVED: Final = ".removed-"
-# What torch's reader raises for files that are none of its own, or name what `weights_only=True` does not admit.
+# Errors of torch's reader for files of another format, or with objects that `weights_only=True` does not admit.
 _ODD: Final = (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError)
 
 
@@ -220,8 +220,8 @@ class Checkpoint:
 
     Attributes:
         path: Its folder.
-        metadata: What it is: versions, run, counters, how the algorithm is built.
-        state: The state, tensors in it, on the CPU; segments are loaded where their content is asked for.
+        metadata: Its description: versions, run, counters, and how to build the algorithm.
+        state: Its state, with tensors on the CPU; segments are loaded when their content is asked for.
     """
 
     path: Path
@@ -230,14 +230,14 @@ class Checkpoint:
 
     @functools.cached_property
     def spec(self) -> RunSpec:
-        """How its run was made."""
+        """The spec of its run."""
         return spec_of(self.metadata)
 
     def is_at(self, source: str | Path) -> bool:
-        """Whether its own folder was named, rather than its run.
+        """Whether a source names its own folder, rather than its run.
 
         Args:
-            source: What was named: a path, or a run's name or ID.
+            source: A path, or a run's name or ID.
         """
         return os.path.isdir(source) and os.path.samefile(source, self.path)
 
@@ -250,10 +250,10 @@ def write(
     segments: Mapping[str, Content | None] = types.MappingProxyType({}),
     shared: Path | None = None,
 ) -> Path:
-    """Write a checkpoint of what `tree.copied` returned to a run's folder atomically; return its own folder.
+    """Write a checkpoint of a state from `tree.copied` to a run's folder atomically; return the checkpoint's folder.
 
-    The description gets format, time and versions. Segments without content are those of the checkpoint `shared`, which
-    keep the digests that were written.
+    The description gets the format, the time and the versions. Segments whose content is None are taken from the
+    checkpoint `shared`, with the digests written there.
     """
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
@@ -292,7 +292,7 @@ def _write(path: Path, content: Any) -> None:
 
 
 def kept_segments(path: Path) -> frozenset[str]:
-    """Return the segments of a verified checkpoint, which later ones may share; none if it has been removed."""
+    """Return the names of a verified checkpoint's segments, which later ones may share; empty if it was removed."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
         return frozenset(name for name in _segment_digests(path) if f"{name}{_SEGMENT}" in present)
@@ -300,19 +300,19 @@ def kept_segments(path: Path) -> frozenset[str]:
 
 
 def _segment_digests(path: Path) -> dict[str, str]:
-    """Return the digests that a checkpoint lists of its segments, by name."""
+    """Return the digests of a checkpoint's segments by name, as its SHA256SUMS lists them."""
     entries = [line.partition("  ") for line in (path / SUMS).read_text(encoding="ascii").splitlines()]
     found = {file.removesuffix(_SEGMENT): digest for digest, _, file in entries if file.endswith(_SEGMENT)}
     return {name: digest for name, digest in found.items() if is_segment_name(name)}
 
 
 def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
-    """Return the digests of a checkpoint's files; those that are known are not computed."""
+    """Return the digests of a checkpoint's files; `known` ones are not computed."""
     return sums_of(folder, (DESCRIPTION, STATE, *sorted(f"{segment}{_SEGMENT}" for segment in segments)), known)
 
 
 def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read and verify a checkpoint, digests first.
+    """Verify the digests of a checkpoint and read it.
 
     Args:
         path: Its folder.
@@ -340,7 +340,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 @contextlib.contextmanager
 def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say of whatever is wrong which checkpoint cannot be used."""
+    """Turn errors in the block into a `CheckpointError` that names the checkpoint."""
     try:
         yield
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
@@ -390,10 +390,10 @@ def listed(directory: str | os.PathLike[str]) -> list[Path]:
     """List the checkpoints of a run's folder, valid or not, in the order of writing.
 
     Args:
-        directory: The folder; where there is none, there are none.
+        directory: The folder; the list is empty if it does not exist.
     """
     directory = Path(directory)
-    if not os.path.isdir(directory):  # not Path.is_dir(), which raises at a name that is too long
+    if not os.path.isdir(directory):  # not Path.is_dir(), which raises if a name is too long
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 
@@ -403,13 +403,13 @@ def _number(path: Path) -> int:
 
 
 def is_place(path: Path) -> bool:
-    """Return whether a path leads to a checkpoint, to one that is missing among others, or to a run's folder."""
+    """Return whether a path is a checkpoint, a missing checkpoint in a run's folder, or a run's folder."""
     missing = _NAME.fullmatch(path.name) is not None and bool(listed(path.parent))
     return missing or os.path.isfile(path / DESCRIPTION) or bool(listed(path))
 
 
 def good(directory: Path, besides: Path | None = None) -> Iterator[Checkpoint]:
-    """Read the good checkpoints of a folder, the newest first, but for one `besides` them."""
+    """Yield the valid checkpoints of a folder, the newest first, without the one named like `besides`."""
     for path in reversed(listed(directory)):
         if besides is None or path.name != besides.name:
             with contextlib.suppress(CheckpointError):

@@ -1,4 +1,4 @@
-"""Finds checkpoints, and rebuilds the algorithm or the policy of one from the spec of its run and what was resolved."""
+"""Finds checkpoints, and rebuilds a checkpoint's algorithm or policy from its spec and its resolved values."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from rl8x.tracking.locks import is_locked, was_left
 from rl8x.tracking.runs import HANDLE_PREFIX, find_record
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
-# Problems with what is not needed to act: the spaces are enough.
+# Beginnings of problems that do not matter for acting, for which the spaces are enough.
 _STOOD_IN_FOR: Final = ("`dataset` is ", "the environment")
 
 
 def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
-    """Return what an algorithm was built with, as plain data: every hyperparameter, the seed, spaces and the policy."""
+    """Return an algorithm's resolved values as plain data: every hyperparameter, the seed, the spaces, the policy."""
     config, policy = algorithm.config, algorithm.policy
     values = {field.name: plain_value(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)}
     return {
@@ -57,7 +57,7 @@ def resolve(algorithm: GenericAlgorithmBase[Any]) -> Resolved:
 
 
 def _form(describe: Callable[..., Any], *what: Any) -> Any:
-    """Return what describes a space or a policy as plain data; None where no file can say it."""
+    """Return a space or a policy as plain data; None if it has no such form."""
     try:
         return describe(*what)
     except (TypeError, ValueError):
@@ -65,7 +65,7 @@ def _form(describe: Callable[..., Any], *what: Any) -> Any:
 
 
 def problems_of(spec: RunSpec, resolved: Resolved, *, only_acts: bool = False) -> list[str]:
-    """List why the algorithm cannot be built again; to act needs less than to learn."""
+    """List the reasons why the algorithm cannot be rebuilt, to learn or `only_acts`, which needs less."""
     known = _saved_config(spec, resolved)
     lost = [value for name, value in resolved["config"].items() if name not in known]
     problems = [*unwritable_in([lost, spec.algorithm.algorithm, spec.env.env])]
@@ -77,7 +77,7 @@ def problems_of(spec: RunSpec, resolved: Resolved, *, only_acts: bool = False) -
 
 
 def _saved_config(spec: RunSpec, resolved: Resolved) -> dict[str, Any]:
-    """Return the hyperparameters that a file can hold, those that were resolved before those that were given."""
+    """Return the hyperparameters that a file can hold; resolved values replace given ones."""
     both = (spec.algorithm.algorithm_config, resolved["config"])
     return {name: value for each in both for name, value in each.items() if not [*unwritable_in(value)]}
 
@@ -91,7 +91,7 @@ def build_algorithm(
     only_acts: bool = False,
     env: Any = None,
 ) -> GenericAlgorithmBase[Any]:
-    """Build the algorithm of a saved run, but for `overrides`; one that only acts needs neither data nor room."""
+    """Build the algorithm of a saved run with `overrides`; if it only acts, without data set or memory checks."""
     instead = "" if only_acts else "pass `algorithm=`"
     problems = problems_of(spec, resolved, only_acts=only_acts)
     if problems:
@@ -117,17 +117,17 @@ def build_algorithm(
         episodic, device = not resolved["state_reset_every"], resolve_device(config.device)
         problem = next(unwritable_in(spec.env.env), "no password is kept in a checkpoint, and its arguments had one")
         spaces, arguments = _spaces_of(resolved), (resolved["policy"] or {}).get("arguments", {})
-        agents = [str(i) for i in range((arguments.get("model_config") or {}).get("separate", 0))]  # with own weights
+        agents = [str(i) for i in range((arguments.get("model_config") or {}).get("separate", 0))]  # separate weights
         team = Team(agents, "the environment") if agents else None
         maker = StandIn(config.num_envs, *spaces, episodic=episodic, problem=problem, device=device, team=team)
     with no_memory_checks(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # on learning
+        warnings.filterwarnings("ignore", ".* has no effect: ", RuntimeWarning)  # they concern learning
         built: GenericAlgorithmBase[Any] = config.build(maker)
     return built
 
 
 def env_maker_of(spec: RunSpec, trust: bool) -> Any:
-    """Return the maker of a run's environment; None where there is none, or the spec does not say all of it."""
+    """Return the maker of a run's environment; None without one, or if the spec does not describe it fully."""
     if not spec.env.env or [*unwritable_in(spec.env.env)] or find_hidden(spec.env.env_kwargs, "env_kwargs"):
         return None
     return spec.env.maker(trust)
@@ -141,7 +141,7 @@ def _spaces_of(resolved: Resolved) -> list[gymnasium.Space[Any]]:
 
 
 def _check_known(values: Mapping[str, Any], config_class: type) -> None:
-    """Raise if there are hyperparameters of a newer version, without which the run would differ."""
+    """Raise if there are hyperparameters of another version, as the run would differ without them."""
     known = {field.name for field in dataclasses.fields(config_class)}
     unknown = [name for name in values if name not in known]
     if unknown:
@@ -153,7 +153,7 @@ def _check_known(values: Mapping[str, Any], config_class: type) -> None:
 
 
 def names_in(spec: RunSpec, resolved: Resolved, *parts: str) -> Iterator[str]:
-    """Yield what is imported when `"env"` or `"policy"` is made again; without these, when the algorithm is."""
+    """Yield the dotted names that rebuilding `parts`, `"env"` or `"policy"`, imports; by default the algorithm's."""
     if not parts:
         yield from classes_in(resolved["config"])
         yield from [spec.algorithm.algorithm] if is_dotted(str(spec.algorithm.algorithm)) else ()
@@ -167,7 +167,7 @@ def names_in(spec: RunSpec, resolved: Resolved, *parts: str) -> Iterator[str]:
 
 
 def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the hyperparameters in which an algorithm differs from a saved run's, as old and new values."""
+    """Return the hyperparameters in which an algorithm differs from a saved run, as old and new values."""
     missing = {
         field.name: plain_value(field.name, default_of(field))
         for field in dataclasses.fields(algorithm.config)
@@ -194,7 +194,7 @@ def changes(before: Resolved, algorithm: GenericAlgorithmBase[Any]) -> dict[str,
     return {name.partition(".")[2]: values for name, values in sorted(different.items())}
 
 
-# -- what a run has trained
+# -- the trained algorithm or policy
 
 
 def load_algorithm(
@@ -207,18 +207,18 @@ def load_algorithm(
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm of a checkpoint with its learned weights, for acting with its `policy`.
 
-    Nothing of its experience is read, and no run is gone on with: `Trainer.resume` does that. Where the checkpoint does
-    not say how the environment is made, something stands for it that has its spaces and cannot be stepped.
+    Its experience is not loaded, and the run is not continued; use `Trainer.resume` for that. If the checkpoint does
+    not describe the environment, the algorithm gets a stand-in with the same spaces, which cannot be stepped.
 
     Args:
         source: A checkpoint, its path or that of a run's folder of them; or the run's name or ID in MLflow.
-        device: Where it is to live; None is where it lived.
-        auto: Take the run's newest good checkpoint where the one that is meant is damaged.
+        device: The device of the algorithm; None is the saved one.
+        auto: Take the run's newest good checkpoint if the requested one is damaged.
         trust: Whether modules that the checkpoint names may be imported.
-        env: The environment, in any form that a config's `build` takes; None: as the checkpoint says.
+        env: The environment, in any form that a config's `build` takes; None takes the checkpoint's.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it does not say how to build the algorithm.
+        CheckpointError: If there is no such checkpoint, or it does not describe the algorithm fully.
     """
     checkpoint = source if isinstance(source, Checkpoint) else find(source, auto=auto)
     resolved, overrides = checkpoint.metadata["resolved"], {} if device is None else {"device": device}
@@ -228,20 +228,20 @@ def load_algorithm(
 
 
 def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, trust: bool = False) -> Policy:
-    """Make the policy of a checkpoint, with its weights; neither environment nor algorithm is made or imported.
+    """Make the policy of a checkpoint with its weights, without environment or algorithm.
 
     Args:
-        source: A checkpoint, or what `load_algorithm` takes.
-        device: Where it is to be; None is the CPU.
+        source: A checkpoint, or any other source that `load_algorithm` takes.
+        device: The device of the policy; None is the CPU.
         trust: Whether modules that the checkpoint names for it may be imported.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it does not say how to make the policy.
+        CheckpointError: If there is no such checkpoint, or it does not describe the policy fully.
     """
     checkpoint = source if isinstance(source, Checkpoint) else find(source)
     resolved = checkpoint.metadata["resolved"]
     described = resolved["policy"]
-    if described is None:  # only its algorithm knows how it is made
+    if described is None:  # only its algorithm can make it
         return load_algorithm(checkpoint, device=device or "cpu", trust=trust).policy
     if hidden := find_hidden(described, "policy"):
         raise CheckpointError(f"the policy cannot be made again: `{hidden}` had a password, which no checkpoint keeps")
@@ -265,9 +265,9 @@ def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Check
     """Find and read a checkpoint.
 
     Args:
-        source: Path of a checkpoint, or of a run's folder of them, whose newest is meant; or a run's name or ID.
-        auto: Take the newest good checkpoint of the same run where the one that is meant cannot be used.
-        best: Take the run's best checkpoint, by the metric that its checkpoints go by, instead.
+        source: Path of a checkpoint, or a run's folder, name or ID for its newest checkpoint.
+        auto: Take the newest good checkpoint of the same run if the requested one cannot be used.
+        best: Take the run's best checkpoint instead, by the metric `Checkpoints.best`.
 
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
@@ -296,7 +296,7 @@ def _best(folder: Path) -> Checkpoint:
     paths = files.listed(folder)
     described = {path: files.describe(path) for path in paths}
     best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
-    # After a rollback to an older checkpoint, later ones that were best do not belong to the run any more.
+    # After a resume from an older checkpoint, later best checkpoints no longer belong to the run.
     known = files.read(paths[-1]).state["best"]
     if known is None or known["steps"] not in best:
         raise CheckpointError(
@@ -307,7 +307,7 @@ def _best(folder: Path) -> Checkpoint:
 
 
 def _folder_of_run(run: str) -> Path:
-    """Find a run's folder of checkpoints by its name, which may read like a path, its metadata, or its ID in MLflow."""
+    """Find a run's folder of checkpoints by its name, by its ID or handle in their metadata, or by MLflow's record."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
     for folder, metadata in _runs(root):
@@ -323,7 +323,7 @@ def _folder_of_run(run: str) -> Path:
             f"{there}{error}; and no folder of checkpoints in {root} is of this name. To look in another store set "
             "MLFLOW_TRACKING_URI; the path of its checkpoints finds any run"
         ) from None
-    # The checkpoints of a short run were written before it had an ID, so ask the run for them.
+    # A short run's checkpoints were written before it had an ID, so its tag in MLflow locates them.
     tagged = Path(stored_run.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
         if metadata["run"]["id"] == stored_run.id or folder.name == tagged.name:
@@ -337,7 +337,7 @@ def _folder_of_run(run: str) -> Path:
 
 
 def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
-    """Find the newest run of a spec among the runs' folders that no process uses and that has not finished."""
+    """Find the folder of a spec's newest unfinished run that no process uses; None if there is none."""
     candidates, wanted = [], RunSpec.read(hide_in_data(spec.to_plain()))
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_wanted = not spec_of(metadata).diff(wanted)
@@ -353,7 +353,7 @@ def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
 def find_of_job(
     job: str, resolved: Resolved, root: Path, *, any_seed: bool, besides: Collection[Path] = ()
 ) -> Path | None:
-    """Find a torchrun job's first run of an algorithm, but for `besides`, in a folder of runs, or in a run's own."""
+    """Find a torchrun job's first run of an algorithm, not in `besides`, in a folder of runs or a run's own folder."""
     own, now = _newest(root), as_built(hide_in_data(resolved))
     may_differ = {"algorithm_config.seed"} if any_seed else set()
     candidates = [
@@ -367,7 +367,7 @@ def find_of_job(
 
 
 def spool_of(folder: Path, metadata: Metadata) -> Path | None:
-    """Find a run's spool, named relative to its folder of checkpoints, as both may have moved; None if it is gone."""
+    """Find a run's spool by its path relative to the folder of checkpoints, as both may have moved; None if gone."""
     saved = metadata["run"]["spool"]
     spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
     return spool if spool is not None and spool.is_dir() else None

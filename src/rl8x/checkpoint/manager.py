@@ -1,4 +1,4 @@
-"""The checkpoints of one run: their folder and its lock, when one is written, and the thread that writes them."""
+"""Manages the checkpoints of one run: their folder and its lock, when to save, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CheckpointManager:
             checkpoints = Checkpoints(checkpoints)
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
             raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
-        self.key = uuid.uuid4().hex  # the run's own, which tells its checkpoints from another's
-        # The best value so far of `Checkpoints.best`, that of the best checkpoint, and the checkpoint.
+        self.key = uuid.uuid4().hex  # identifies the run in its checkpoints
+        # The best value so far of `Checkpoints.best`, the value of the best checkpoint, and that checkpoint's path.
         self.best: Best | None = None
         self._written_best: Best | None = None
         self.best_path: Path | None = None
@@ -50,7 +50,7 @@ class CheckpointManager:
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
         self._tracker = tracker
         self._known: frozenset[str] | None = None
-        self._left: frozenset[str] = frozenset()  # those of a course that was left
+        self._left: frozenset[str] = frozenset()  # checkpoints after the one that the run was resumed from
         self._has_begun = False
         self._lock: FolderLock | None = None
         self._thread: threading.Thread | None = None
@@ -99,7 +99,7 @@ class CheckpointManager:
         return self._lock is not None and self._lock.is_held
 
     def take(self) -> None:
-        """Lock the folder if it is known already and no other run's, and remove leftovers of killed processes."""
+        """Lock the folder, if it is known, and remove leftovers of killed processes; raise if it is another run's."""
         if self.options is None or self._directory is None or self.is_open:
             return
         self._directory = self._directory.absolute()  # a script may change its working directory
@@ -107,7 +107,7 @@ class CheckpointManager:
         self._last_save = time.monotonic()
 
     def _locked(self, directory: Path, wait_s: float) -> FolderLock:
-        """Make and lock a folder for this run, and remove leftovers in it; raises as `take`."""
+        """Make and lock a folder for this run, and remove leftovers in it; raise as `take` does."""
         lock = FolderLock(directory)
         with _for_checkpoints(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class CheckpointManager:
         return lock
 
     def is_ready(self, steps: int) -> bool:
-        """Return whether a checkpoint can be written now; a folder that was deleted is made anew, with a warning."""
+        """Return whether a checkpoint can be written now; make a deleted folder again, with a warning."""
         self.wait()
         if self._directory is not None and self._lock is not None and self._lock.is_deleted:
             try:
@@ -138,7 +138,7 @@ class CheckpointManager:
         return self.is_open
 
     def _look_around(self, directory: Path) -> None:
-        """Find the best checkpoint of the run in its folder; raise if the folder is another run's."""
+        """Find the best checkpoint in the run's folder; raise if the folder belongs to another run."""
         best = dict[int, Path]()
         for path in listed(directory):
             try:
@@ -152,7 +152,7 @@ class CheckpointManager:
                 )
             if metadata["is_best"]:
                 best[metadata["counters"][keys.STEPS]] = path
-        # Those after the checkpoint that the run was resumed from do not count.
+        # Best checkpoints after the one that the run was resumed from do not count.
         self.best_path = None if self.best is None else best.get(self.best["steps"])
 
     @property
@@ -163,7 +163,7 @@ class CheckpointManager:
 
     @property
     def goes_back(self) -> bool:
-        """Whether the run was resumed from an older checkpoint, so that the newer ones are of a course it left."""
+        """Whether the run was resumed from an older checkpoint, so that newer ones no longer belong to it."""
         return bool(self._left)
 
     def outrun_error(self) -> CheckpointError:
@@ -174,7 +174,7 @@ class CheckpointManager:
         )
 
     def begin(self) -> Path | None:
-        """Lock and return the folder, if checkpoints are to be saved; a tracked run must have begun."""
+        """Lock and return the folder, or return None if nothing is saved; a tracked run must have begun."""
         directory = self.directory
         if self.options is None or directory is None:
             return None
@@ -210,14 +210,14 @@ class CheckpointManager:
         if self.options is not None and self._directory is None:
             self._directory = folder.absolute()
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
-        # With more than these in it the run has been gone on with since this one was chosen.
+        # If the folder has other checkpoints than these, another process has continued the run since.
         self._known = frozenset(path.name for path in known) if same else None
         self._left = frozenset(name for name in self._known or () if name > checkpoint.path.name)
 
     # -- writing and reading
 
     def due(self, steps: int) -> bool:
-        """Return whether a checkpoint is due after so many steps of the trainer."""
+        """Return whether a checkpoint is due after `steps` steps of the trainer."""
         if not self.is_open or self.options is None:
             return False
         every, minutes = self.options.every_steps, self.options.every_minutes
@@ -237,7 +237,7 @@ class CheckpointManager:
         return True
 
     def forget_best(self, is_other: Callable[[str], bool]) -> None:
-        """Take the next value for the best if that is of a metric that is measured otherwise from here on."""
+        """Reset the best value if `is_other` holds for its metric, which is measured differently from here on."""
         if self.best is not None and is_other(self.best["metric"]):
             self.best = self._written_best = None
 
@@ -264,12 +264,12 @@ class CheckpointManager:
         return frozenset() if self._shared is None else files.kept_segments(self._shared)
 
     def skip(self, steps: int, reason: object) -> None:
-        """Warn that there is no checkpoint of a step, which is then not the best that is kept."""
+        """Warn that a step has no checkpoint, and reset the best value to that of the last written best."""
         self.best = self._written_best
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(self, steps: int, metadata: Mapping[str, Any], state: Any, segments: Any, best: Best | None) -> None:
-        """Write a checkpoint by paths that hold if the folder is moved meanwhile; `best` is the value so far."""
+        """Write a checkpoint by paths that stay valid if the folder is moved meanwhile; `best` is the value so far."""
         assert self.options is not None
         assert self._directory is not None
         assert self._lock is not None
@@ -284,7 +284,7 @@ class CheckpointManager:
             why = str(error).replace(str(place), str(directory))
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, why)
             if metadata["is_best"] and self.best is best:
-                self.best = self._written_best  # so that the next row better than the written best is saved
+                self.best = self._written_best  # the next row that is better than the written best is saved
             return
         self._written = self._shared = path
         if metadata["is_best"]:
@@ -295,7 +295,7 @@ class CheckpointManager:
                 files.remove(old)
 
     def wait(self) -> Path | None:
-        """Wait until nothing is being written, and return the last written checkpoint, where it is now."""
+        """Wait until nothing is being written; return the current path of the last written checkpoint."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -310,7 +310,7 @@ class CheckpointManager:
         return self._written if self.is_open else None
 
     def last_good(self) -> Checkpoint | None:
-        """Read the newest valid checkpoint of this run, and of the course that it is on."""
+        """Read the newest valid checkpoint of this run, without those that it left by a resume; None if none."""
         self.wait()
         for checkpoint in () if self.directory is None else files.good(self.directory):
             if checkpoint.metadata["run"]["key"] == self.key and checkpoint.path.name not in self._left:
@@ -319,7 +319,7 @@ class CheckpointManager:
         return None
 
     def write_text(self, name: str, text: str) -> Path | None:
-        """Write a file for people beside the checkpoints; return its path, None if there are none or writing fails."""
+        """Write a text file beside the checkpoints; return its path, or None if nothing is saved or writing fails."""
         self.wait()
         if self.options is not None and self.directory is not None:
             with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ class CheckpointManager:
 
 @contextlib.contextmanager
 def _for_checkpoints(directory: Path) -> Iterator[None]:
-    """Say what to do where the system refuses a folder."""
+    """Turn an `OSError` in the block into a `CheckpointError` that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """States: nested dicts, lists and tuples of tensors, segments and plain values, as `torch.save` takes them.
 
-A checkpoint has the state of rank 0 in full, and of the others the tensors whose bits are not those of rank 0's at the
-same place: environments, generators and replays are each rank's own, weights, optimizers and counters are alike.
+A checkpoint has the full state of rank 0. Of each other rank it has only the tensors that differ from rank 0's at the
+same path: environments, generators and replays differ; weights, optimizers and counters are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl8x.distributed import ranks
 from rl8x.replay.ring import Segment, is_segment_name
 
 AS_FIRST: Final = b"="
-"""In the state of a rank after the first: a tensor as rank 0 has it; no segment has this name."""
+"""Placeholder in the state of a rank after the first: the tensor equals rank 0's; no segment has this name."""
 RANKS: Final = "ranks"
 """Key in a checkpoint's state: the differences of ranks after the first, by rank."""
 
@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 
 def mapped(function: Callable[[Any, str], Any], tree: Any, path: str = "") -> Any:
-    """Return a state of dicts, lists and tuples, with a function applied to each leaf and its path."""
+    """Return a state with `function(leaf, path)` in place of each leaf."""
     if isinstance(tree, Mapping):
         for key in tree:
             if type(key) not in (str, int):
@@ -43,12 +43,12 @@ def mapped(function: Callable[[Any, str], Any], tree: Any, path: str = "") -> An
 
 
 def copied(tree: Any) -> Any:
-    """Copy a state for a file: tensors on the CPU, numbers of NumPy as Python's, segments as their names in `bytes`."""
+    """Copy a state for a file: tensors to the CPU, NumPy's numbers to Python's, segments to their names as `bytes`."""
     return mapped(_copied, tree)
 
 
 def _copied(value: Any, path: str) -> Any:
-    if isinstance(value, Tensor):  # its own storage, since a view would be saved with all of the one that it has
+    if isinstance(value, Tensor):  # copied, since a view would be saved with its whole storage
         return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     if isinstance(value, Segment):
         return value.name.encode()
@@ -57,7 +57,7 @@ def _copied(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool) or (isinstance(value, bytes) and value == AS_FIRST):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # of a subclass, too, as an enumeration's
+        return str.__str__(value)  # plain `str`, also of a subclass such as an enumeration
     for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -65,7 +65,7 @@ def _copied(value: Any, path: str) -> Any:
 
 
 def with_segments(tree: Any, segment: Callable[[str], Segment]) -> Any:
-    """Return what `copied` returned with segments by their names."""
+    """Undo `copied` for segments: replace their names by `segment(name)`."""
 
     def restored(value: Any, _: str) -> Any:
         if not isinstance(value, bytes) or value == AS_FIRST:
@@ -119,7 +119,7 @@ def unpacked(content: bytes) -> Any:
 
 
 def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
-    """Return on rank 0 the other ranks' parts of a checkpoint, without the segments `kept` from the one before."""
+    """Return on rank 0 the other ranks' parts of a checkpoint, without segments `kept` from the previous one."""
     if ranks().size == 1:
         return {}
     own, problem = None, None
@@ -159,7 +159,7 @@ def num_ranks(state: Mapping[str, Any]) -> int:
 
 
 def of_rank(state: Any, others: Mapping[str, Any], rank: int) -> Any:
-    """Return the state of a rank, given that of rank 0 and what the checkpoint has of the others."""
+    """Return the state of a rank, given rank 0's state and the other ranks' parts of the checkpoint."""
     if rank == 0:
         return state
     first = tensors_in(state)

@@ -1,4 +1,4 @@
-"""`rl8x play` and `collect`: what a run's policy does, as a film or for its returns, or as a data set to learn from."""
+"""`rl8x play` and `collect`: film a run's policy or print its returns, or record a data set from it."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from rl8x.video import check_format, film, make_filmed
 _COUNT: Final = WholeRange(min=1)
 _ENV: Final = "Act in this environment.  [default: where the run trained, or evaluated]"
 
-# -- who acts where
+# -- the policy and its environment
 
 
 class Acting(NamedTuple):
-    """Who acts where."""
+    """A policy and the environment that it acts in."""
 
-    policy: Any  # a `Policy`; None where actions are random
+    policy: Any  # a `Policy`; None for random actions
     maker: Callable[..., Env]
     algorithm: str
-    # The `env_config` of the training's next reset, of what moves where it stood; of a run that learned from data what
-    # it evaluated under; empty in another environment than the run's. `source` says whose it is.
+    # The `env_config` of the training's next reset, with moving parameters at their saved values; of a run that learned
+    # from data that of its evaluations; empty in another environment than the run's. `source` is its origin in words.
     trained_config: Mapping[str, Any]
     source: str = ""
 
     def config(
         self, env: Env, words: Sequence[str], crossed: Mapping[str, list[Any]], each: int = 1, *, copies: str
     ) -> dict[str, Any]:
-        """Return the `env_config` to act under, in plain form: the training's, changed by what was typed.
+        """Return the plain `env_config` to act under: the training's, changed by typed `words` and the grid `crossed`.
 
-        A number of a list is that of `each` copies, one after the other; `copies` is the option of their number.
+        Each value of a list applies to `each` consecutive copies; `copies` is the option that sets their number.
         """
         given = env.single_observation_space, env.single_action_space
         own = None if self.policy is None else (self.policy.observation_space, self.policy.action_space)
@@ -72,7 +72,7 @@ class Acting(NamedTuple):
 
 
 def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command what both have: the run, its environment and values for it, a seed, how a checkpoint is read."""
+    """Add the parameters that both commands share: the run, its environment, overrides, the seed, and flags."""
     for parameter in (
         click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs."),
         click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged."),
@@ -86,9 +86,9 @@ def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
-    """Make the policy of a run's checkpoint, and find what makes the environment that it is to act in.
+    """Make the policy of a run's checkpoint, and find the factory of the environment to act in.
 
-    None is the training's, or if there is none the one that the run evaluated in.
+    If `env` is None, that is the training's, or if there is none the one of the run's evaluations.
     """
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
@@ -108,7 +108,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
 
 def _in_words(config: Mapping[str, Any]) -> str:
-    """Write an `env_config` in plain form in a line."""
+    """Return a plain `env_config` as one line of text."""
     return ", ".join(f"{name} = {shown_value(value)}" for name, value in config.items()) or "the defaults"
 
 
@@ -156,7 +156,7 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
         check_file(out, "--output")
     words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
     axes = _axes(grid)
-    # Every combination of two lists, the first one's changing fastest.
+    # Every combination of two lists; the values of the first change fastest.
     cells = make_cells(dict(reversed(axes.items())), called="--grid") if axes else {}
     crossed = {name: cells[name].tolist() for name in axes}
     number = _copies(words, crossed, copies)
@@ -197,7 +197,7 @@ def _axes(grid: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _copies(words: Sequence[str], crossed: Mapping[str, list[Any]], asked: int | None) -> int:
-    """Return how many copies there are to be: as many as a grid or a typed list has values."""
+    """Return the number of copies: the number of values of a grid or a typed list, else `asked`, else one."""
     typed = apply_overrides({}, words).get("env_config")
     typed = typed if isinstance(typed, Mapping) else {}
     lists = {**crossed, **{name: value for name, value in typed.items() if isinstance(value, list)}}
@@ -211,7 +211,7 @@ def _copies(words: Sequence[str], crossed: Mapping[str, list[Any]], asked: int |
 def _play(
     acting: Acting, words: Sequence[str], crossed: Mapping[str, list[Any]], copies: int, episodes: int, how: Any
 ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Play all episodes at once; returns config, returns, lengths and whether they ended, `[copies, episodes]`."""
+    """Play all episodes at once; return the config, returns, lengths and whether they ended, `[copies, episodes]`."""
     with contextlib.closing(acting.maker(copies * episodes, device=acting.policy.device, seed=how["seed"])) as env:
         config = acting.config(env, words, crossed, episodes, copies="--copies")
         last = deque(play_episodes(acting.policy, env, env_config=config, **how), maxlen=1).pop()
@@ -221,7 +221,7 @@ def _play(
 
 
 def _report(config: Mapping[str, Any], returns: NDArray[Any], lengths: NDArray[Any], finished: NDArray[Any]) -> str:
-    """Say how the episodes went, `[copies, episodes]` each: a line, or a table of the copies."""
+    """Return a line on the episodes of one copy, or a table of several; arrays are `[copies, episodes]`."""
     copies, episodes = returns.shape
     cut = int((~finished).sum())
     note = f"\n{counted(cut, 'episode')} of {finished.size} had not ended: see --max-steps" if cut else ""
@@ -304,9 +304,9 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
 
 
 def _collecting(run: str, env: str | None, *, is_random: bool, auto: bool, trust: bool) -> Acting:
-    """Find who acts where; at random RUN may be the name of an environment that is not one of a file or folder."""
+    """Find the policy and its environment; for random actions RUN may name an environment, unless it is a path."""
     no_env = ""
-    if is_random and env is None and not os.path.exists(run):  # Path.exists() raises at a name that is too long
+    if is_random and env is None and not os.path.exists(run):  # Path.exists() raises if a name is too long
         find_modules_here([run])
         try:
             return Acting(None, env_maker(run, trust=True), "random", {})

@@ -1,4 +1,4 @@
-"""`rl8x bench`: how fast the user's own problem trains in each execution mode, each in a process of its own."""
+"""`rl8x bench`: measures how fast the user's problem trains in each execution mode, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers import Trainer, TrainStats
 
-# What each kind of device has
+# Caches to leave empty, then modes and precisions by kind of device.
 _CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
 _PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
-# Keys of a run that define the problem; where runs are kept is not among them
+# Keys of a run that define the problem, without the place where runs are stored.
 _PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "preset", "algorithm_config", "seed", "tracking")
 _COLUMNS: Final = {
     "mode": "{execution}",
@@ -75,7 +75,7 @@ class _BenchCommand(RunCommand):
     """A command that takes several words after `--modes` and `--precisions`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Join the words after those options by commas: no environment has a name of small letters alone."""
+        """Join the words after these options by commas; no environment's name is all in lower case."""
         joined: list[str] = []
         takes_more = False
         for word in args:
@@ -92,7 +92,7 @@ class _BenchCommand(RunCommand):
     cls=_BenchCommand,
     title="The measurement",
     run_fields=("algorithm", "preset", "tracking"),
-    left_out=("execution", "precision", "num_threads"),  # which have forms of their own here
+    left_out=("execution", "precision", "num_threads"),  # this command has its own options for them
     group_of=lambda field, _: "The measurement" if field.name == "device" else "The problem",
     epilog=_EXAMPLES,
 )
@@ -126,7 +126,7 @@ def bench(passes: int, seconds: float, threads: int | None, path: str | None, **
     if path is not None:
         settings = {"run": problem, "passes": passes, "seconds": seconds, "device": device.type}
         document = {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows}
-        try:  # without passwords, the whole of it or nothing
+        try:  # atomically, and without passwords
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             replace_synced(Path(path), (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
         except OSError as error:
@@ -155,7 +155,7 @@ def _plan(run: RunSpec, asked: Mapping[str, str | None]) -> tuple[torch.device, 
 def _measure(
     problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], passes: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Measure in fresh processes, modes in turn, so that a machine that changes its speed does so for all."""
+    """Measure in fresh processes, with modes in turn, so that changes of the machine's speed affect all modes."""
     rows: list[dict[str, Any]] = []
     options = {"trust": trusted if isinstance(trusted, bool) else sorted(trusted), "seconds": seconds}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -172,10 +172,10 @@ def _measure(
 
 
 def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Do a job in a process of its own, with nothing in the compiler's cache; its answer is a file, as users print."""
+    """Run a job in a fresh process with an empty compiler cache; it answers by a file, as user code may print."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     variables |= {name: f"{job['answer']}.{name}" for name in _CACHES} | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    # Modules of the working directory are found last, and where they are trusted, as by the command itself.
+    # As in the command itself, modules of the working directory are found last, and only if they are trusted.
     process = python_process("-m", "rl8x.cli.bench", variables=variables)
     try:
         done = subprocess.run(**process, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s)
@@ -191,7 +191,7 @@ def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """Describe this machine and what is installed, without its name."""
+    """Return a description of this machine and of installed versions, without its name."""
     cpu = re.search(r"^model name\s*:\s*(.+?)\s*$", cpu_info(), re.MULTILINE)
     machine = {
         "cpu": cpu[1] if cpu else platform.processor() or platform.machine(),
@@ -229,7 +229,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(message: str) -> str:
-    """Return a message's first line, folders taken off the paths in it, so that results can be passed on."""
+    """Return a message's first line, with paths cut to file names, so that results can be passed on."""
     return re.sub(r"(?:/[\w.@+-]+)+/([\w.@+-]+)", r"\1", " ".join(message.strip().partition("\n")[0].split()))
 
 
@@ -237,7 +237,7 @@ def _make_trainer(run: RunSpec, folder: str) -> Trainer:
     tracker: Tracker = NullTracker()
     if run.trainer.tracking:
         tracker = MLflowTracker("bench", tracking_uri=f"sqlite:///{folder}/mlflow.db", spool_dir=f"{folder}/spool")
-        # MLflow is imported and its database made in the background: once done, that costs the iterations nothing.
+        # Wait until MLflow is imported and its database made in the background, so that iterations are not slowed.
         tracker.start(params={}, tags={})
         tracker.flush(120.0)
         tracker.finish("FINISHED")
@@ -247,16 +247,16 @@ def _make_trainer(run: RunSpec, folder: str) -> Trainer:
 
 
 def _peak_memory() -> int:
-    """Return the most bytes that this process had resident; `ru_maxrss` of Linux counts its parent's before it."""
+    """Return the peak of this process's resident memory in bytes; Linux's `ru_maxrss` includes its parent's."""
     with contextlib.suppress(OSError, LookupError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
-    """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
+    """Time the first iteration and at least two more, as a row has the tracking time of the previous row."""
     algorithm, rows, times = trainer.algorithm, list[Mapping[str, float]](), list[float]()
-    # No updates are made in the warm-up of a replay, and so none is waited for that is compiled.
+    # A replay's warm-up makes no updates, so its steps are not timed as iterations.
     warmup_steps = None if algorithm.env is None else getattr(algorithm.config, "warmup_steps", None)
     while len(times) <= 2 or sum(times[1:]) < seconds:
         begin = time.perf_counter()
@@ -268,7 +268,7 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
         times.append(time.perf_counter() - begin)
     trainer.close()
     timed, clock = times[1:], algorithm.clock
-    # The mean: a simulator's iterations differ where steps that only reset are not transitions.
+    # The mean, as a simulator's iterations differ: steps that only reset are not transitions.
     transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
     row = {
         "transitions": transitions,
@@ -291,7 +291,7 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
 
 
 def _iterate(trainer: Trainer, run: RunSpec, *, until_updated: bool) -> dict[str, float]:
-    """Step once, or until updates are due: the steps before are as much of their cost; return the row of all."""
+    """Step once, or until updates were made, whose cost includes the steps before; return the row with summed times."""
     updates, rows = trainer.state[keys.UPDATES], list[TrainStats]()
     while not rows or (until_updated and trainer.state[keys.UPDATES] == updates):
         rows.append(trainer.step(env_config=run.run.env_config))
@@ -299,9 +299,9 @@ def _iterate(trainer: Trainer, run: RunSpec, *, until_updated: bool) -> dict[str
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put the passes of each mode and precision together: medians, and the range of rates of the passes.
+    """Aggregate the passes of each mode and precision: medians, and the range of their rates.
 
-    The range of a single pass is that of its iterations. A mode of which a pass failed has its `error`.
+    The range of a single pass is that of its iterations. A mode with a failed pass has its `error`.
     """
     summaries = []
     for mode, precision in dict.fromkeys((row["execution"], row["precision"]) for row in rows):
@@ -324,7 +324,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table; below it why modes failed, which take much memory, and which was the fastest."""
+    """Return the table, followed by the reasons of failures, modes that need much memory, and the fastest mode."""
     on_device = any("peak_device_mb" in row for row in summary)
     columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
     lines, failed, heavy = [tuple(columns)], list[str](), list[str]()
@@ -344,10 +344,10 @@ def render(summary: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Say in one line which mode was the fastest, and when it has earned back what it takes to compile.
+    """Return a line with the fastest mode, and after how many transitions it has made up for its compilation.
 
-    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that it is
-    level with eager at `n = 1 + (first' - first) / (each - each')`.
+    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`. So it breaks
+    even with eager at `n = 1 + (first' - first) / (each - each')`.
     """
     measured = {(row["execution"], row["precision"]): row for row in summary if "transitions_per_s" in row}
     if not measured:

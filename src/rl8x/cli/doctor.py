@@ -1,4 +1,4 @@
-"""`rl8x doctor`: what is installed, on what machine, and what is missing for which feature."""
+"""`rl8x doctor`: prints installed versions, the machine, and missing packages by feature."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl8x.disk import exposure
 from rl8x.output import counted, described, table
 from rl8x.processes import python_process
 
-# What the extras of the package are for.
+# Purposes of the package's extras.
 FEATURES: Final = {
     "video": "films of episodes",
     "export": "policies as ONNX programs",
@@ -48,7 +48,7 @@ _MODULES: Final = {"PyYAML": "yaml", "pillow": "PIL"}
 _IMPORT_S: Final = 180.0
 _COMPILER_S: Final = 60.0
 _UNTRIED: Final = "not tried, as"
-# Runs in a process of its own: a broken package may end it, or never come back.
+# Runs in a separate process, as a broken package may end it or hang.
 _PROBE: Final = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -103,10 +103,10 @@ def doctor() -> int:
 
 
 def _told(lines: Callable[[], list[str]]) -> list[str]:
-    """Return what there is to say of one thing; what cannot be found out does not hide the rest."""
+    """Return the lines of one section, or a line with its error, so that the other sections are still printed."""
     try:
         return [hidden(line) for line in lines()]
-    except Exception as error:  # whatever is odd on this machine
+    except Exception as error:  # anything may fail on an unusual machine
         return [f"cannot be found out: {' '.join(hidden(described(error)).split()):.200}"]
 
 
@@ -114,15 +114,15 @@ def _told(lines: Callable[[], list[str]]) -> list[str]:
 
 
 def _requirements() -> dict[str, list[Any]]:
-    """Return the requirements of the package by extra, with "" for those without one; empty if they are not known."""
-    with contextlib.suppress(Exception):  # of a source tree on the path, which has no metadata
+    """Return the requirements of the package by extra, "" for those without one; empty if they are not known."""
+    with contextlib.suppress(Exception):  # a source tree on the path has no metadata
         extras = importlib.metadata.metadata("rl8x").get_all("Provides-Extra") or []
         return {extra: _required("rl8x", extra) for extra in ("", *extras)}
     return {}
 
 
 def _required(package: str, extra: str) -> list[Any]:
-    """Return what an installed package needs for an extra, beside what it always needs; for "" that."""
+    """Return an installed package's requirements for an extra alone; for "" those without an extra."""
     from packaging.requirements import Requirement
 
     def applies(requirement: Requirement, to: str) -> bool:
@@ -133,7 +133,7 @@ def _required(package: str, extra: str) -> list[Any]:
 
 
 def _fault(requirement: Any) -> str | None:
-    """Say what is wrong with an installed package: it is missing or of another version; None where nothing is."""
+    """Return what is wrong with a requirement: missing or of another version; None if it is met."""
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
@@ -148,7 +148,7 @@ def _fault(requirement: Any) -> str | None:
 
 
 def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Import modules in another process; returns an error, or None, for each, and what torch says of the machine."""
+    """Import modules in another process; return an error or None for each, and torch's facts about the machine."""
     process = python_process("-c", _PROBE, *modules, variables=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"})
     try:
         done = subprocess.run(**process, capture_output=True, text=True, timeout=_IMPORT_S)
@@ -157,7 +157,7 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
         output, end = (expired.stdout or b"").decode(), f"is not imported within {_IMPORT_S:.0f} s"
     answers: dict[str, Any] = {}
     for line in output.splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # what a package prints by itself
+        with contextlib.suppress(ValueError, TypeError):  # a line that a package printed
             name, answer = json.loads(line)
             answers[name] = answer
     last, *untried = [name for name in modules if name not in answers] or [""]
@@ -166,7 +166,7 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
 
 
 def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
-    """Say which version of each essential package is there; what is not as needed is appended to `broken`."""
+    """Return a line on each essential package's version; append those that do not work to `broken`."""
     if not requirements:
         broken += [f"{name}: {error}; pip install {name}" for name, error in probed.items() if error is not None]
         lines = [f"{name} {'works' if error is None else error}" for name, error in probed.items()]
@@ -183,13 +183,13 @@ def _packages(requirements: list[Any], probed: dict[str, str | None], broken: li
 
 
 def _install(requirements: list[Any]) -> str:
-    """Write the command that installs what is missing."""
+    """Return the command that installs requirements."""
     wanted = (str(requirement).partition(";")[0].strip() for requirement in requirements)
     return f"pip install {' '.join(map(shlex.quote, wanted))}"
 
 
 def _features(requirements: dict[str, list[Any]]) -> list[str]:
-    """Say of each extra what it is for, whether it is installed, and else how to install it."""
+    """Return a table of the extras: the purpose of each, and whether it is installed or how to install it."""
     rows = [("extra", "for", "")]
     for extra in (extra for extra in requirements if extra not in ("", *_FOR_DEVELOPERS)):
         missing = [requirement for requirement in requirements[extra] if _fault(requirement) is not None]
@@ -213,14 +213,14 @@ def _devices(machine: dict[str, Any]) -> list[str]:
 
 
 def _threads(machine: dict[str, Any]) -> str:
-    """Say how many threads torch takes, and by which variables."""
+    """Return a line on the number of torch's threads, and the variables that set it."""
     set_by = [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
     said = f"torch takes {machine['threads']}" if machine else "torch does not say"
     return f"{said}{', by ' * bool(set_by)}{', '.join(set_by)}; num_threads sets another number"
 
 
 def _compiler() -> list[str]:
-    """Compile a shared library as programs are: `execution="compile"` needs that; without it runs are eager."""
+    """Compile a shared library like a program of `execution="compile"`; return a line on the result."""
     name = os.environ.get("CXX", "g++")
     words = [*shlex.split(name), "-O2", "-shared", "-fPIC", "-std=c++17"]
     lacking = 'without it runs are eager and execution="compile" is refused'
@@ -239,7 +239,7 @@ def _compiler() -> list[str]:
 
 
 def _cache() -> list[str]:
-    """Say where compiled programs are kept; the folder is read without what imports torch."""
+    """Return a line on the cache of compiled programs, read without importing torch."""
     import platformdirs
 
     folder = Path(os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False))
@@ -254,7 +254,7 @@ def _cache() -> list[str]:
 
 
 def _trust() -> list[str]:
-    """Say which modules the user's trust is remembered in, and where."""
+    """Return lines on the modules that the user has trusted, and the file that lists them."""
     known, why = trusted.entries(), trusted.unsafe()
     if why is not None:
         return [f"{trusted.memory()} is not used, since {why}: files that name your modules need --trust each time"]
@@ -264,7 +264,7 @@ def _trust() -> list[str]:
 
 
 def _tracking(broken: list[str]) -> list[str]:
-    """Say where runs are kept, and how many wait to be sent; append a store that cannot be used to `broken`."""
+    """Return lines on the store of runs and the number of unsent runs; append an unusable store to `broken`."""
     from rl8x.tracking import MLflowTracker, TrackingError
     from rl8x.tracking.journal import is_sent
     from rl8x.tracking.location import locate, mlruns_dir

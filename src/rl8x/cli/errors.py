@@ -18,7 +18,7 @@ import click
 from rl8x.disk import check_writable
 from rl8x.output import say
 
-LOST_ROWS = 3  # exit code of a run that was trained, but lost rows on its way to the store or the disk
+LOST_ROWS = 3  # exit code of a completed training that lost rows on the way to the store or the disk
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
@@ -29,10 +29,10 @@ class UserError(click.ClickException):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers: a comparison with NaN says nothing."""
+    """A range of finite numbers, as comparisons with NaN are always false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; refuse what is none of the range."""
+        """Return the number; fail if it is not finite or not in the range."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -43,7 +43,7 @@ class WholeRange(click.IntRange):
     """A range of whole numbers, which may be written as 1e5, as in a run file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; refuse what is none of the range."""
+        """Return the number; fail if it is not whole or not in the range."""
         with contextlib.suppress(ValueError):
             int(value)  # a float would round a large one
             return super().convert(value, param, ctx)
@@ -57,10 +57,10 @@ tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the run
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether an exception is one of our refusals of what a user gave, rather than a bug of ours or of their code.
+    """Whether rl8x raised an exception to reject a user's input, rather than it being a bug of rl8x or of user code.
 
-    Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
-    traceback to be understood. An `ImportError` of ours says what to install.
+    Errors raised in torch or in a user's own environment need their traceback to be understood. An `ImportError` of
+    rl8x says what to install.
     """
     # Python sets the `name` of a failed import; our own errors, which say what to install, have none.
     missing = type(error) is ImportError and error.name is None
@@ -72,7 +72,7 @@ def is_users_mistake(error: BaseException) -> bool:
 
 @contextmanager
 def users_mistakes(*others: type[Exception]) -> Iterator[None]:
-    """Turn our refusals within the block into `UserError`, and errors of `others`; let everything else through."""
+    """Turn user mistakes and errors of the types `others` in the block into `UserError`; let everything else pass."""
     try:
         yield
     except Exception as error:
@@ -82,10 +82,10 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
 
 
 class CheckedCommand(click.Command):
-    """A command that refuses an option that is empty, as `--output "$FILE"` is where the variable is not set."""
+    """A command that rejects empty options, such as `--output "$FILE"` with an unset variable."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words."""
+        """Parse the words; raise `BadParameter` if an option is empty."""
         rest = super().parse_args(ctx, args)
         for each in self.get_params(ctx):
             value = ctx.params.get(each.name or "")
@@ -96,16 +96,16 @@ class CheckedCommand(click.Command):
 
 
 class Command(CheckedCommand):
-    """A command in which our refusals are the user's mistakes, from its first line to its last."""
+    """A command that reports every error for which `is_users_mistake` holds as a `UserError`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run the command."""
         with users_mistakes():
             return super().invoke(ctx)
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Refuse a folder in which nothing can be written, before anything is computed for it."""
+    """Raise `UserError` if a folder cannot be written to, before anything is computed for it."""
     folder = folder.absolute()
     try:
         check_writable(folder)
@@ -114,21 +114,21 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def name_for_files(run: str) -> str:
-    """Name what is made of a run: after the last folder of its path, or its whole name, which may have slashes."""
+    """Return a name for files made from a run: the last folder of its path, or its name with "-" for slashes."""
     return os.path.basename(os.path.abspath(run)) if os.path.exists(run) else run.replace("/", "-")
 
 
 def check_file(file: str, option: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed for it; missing folders are no reason."""
-    if os.path.isdir(file):  # not Path.is_dir(), which raises at a name that is too long
+    """Raise `UserError` if a file cannot be written, before anything is computed for it; its folders may be missing."""
+    if os.path.isdir(file):  # not Path.is_dir(), which raises if a name is too long
         raise UserError(f"{option} names a file to write; {file} is a folder.")
     check_folder(Path(file).parent, option)
 
 
 def hidden(text: str) -> str:
-    """Take secrets out of a text. If `hide` cannot be imported, neither can the code whose texts hold secrets."""
+    """Hide secrets in a text. If `hide` cannot be imported, neither can the code whose texts hold secrets."""
     try:
-        from rl8x.tracking.secrets import hide  # only now: most commands need nothing of tracking at their start
+        from rl8x.tracking.secrets import hide  # imported late, as most commands start without tracking
     except Exception:  # numpy is broken
         return text
     return hide(text)
@@ -140,7 +140,7 @@ def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 
 def show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    """Print a warning: one of rl8x in a line, without passwords, others as Python does."""
+    """Print a warning: rl8x's own in one line without passwords, others as Python does."""
     if filename.startswith(_PACKAGE):
         report(str(message), kind="warning")
     else:
@@ -148,7 +148,7 @@ def show_warning(message: Any, category: Any, filename: str, lineno: int, file: 
 
 
 def report(message: str, *, kind: str = "error", debug: bool = False) -> None:
-    """Print one line to standard error, after the traceback where that is wanted; without passwords."""
+    """Print one line to standard error without passwords, with `debug` after the traceback."""
     if debug:
         say(hidden(traceback.format_exc()), err=True)
     say(f"rl8x: {kind}: {' '.join(hidden(message).split())}", err=True)

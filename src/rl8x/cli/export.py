@@ -57,7 +57,7 @@ def export(run: str, output: str | None, register: str | None, alias: str | None
     with typed_store(uri):
         find_modules_here(how["trust"])
         checkpoint = find(run, best=which == "best")
-        # Before a file is written: what cannot be logged is refused with nothing done.
+        # Raise before a file is written if the policy cannot be logged.
         stored = stored_run(checkpoint, uri) if how["log"] or register is not None else None
         policy = load_policy(checkpoint, trust=how["trust"])
         Path(output).parent.mkdir(parents=True, exist_ok=True)

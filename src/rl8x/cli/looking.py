@@ -1,4 +1,4 @@
-"""`rl8x envs` and `tuned`: what there is to train; `ui`, `sync` and `cache`: runs and compiled programs."""
+"""`rl8x envs` and `tuned` list environments and settings; `ui`, `sync` and `cache` handle runs and programs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
     from rl8x.tracking.location import locate
 
     database = None if tracking_uri is None else locate(tracking_uri).database
-    if database is not None and not database.exists():  # the default one is made, as before the first training
+    if database is not None and not database.exists():  # only the default database is made if it is missing
         raise UserError(f"there are no runs: {database} does not exist; train, or give another --tracking-uri.")
     link, served = runs_link(tracking_uri, host, port)
     click.echo(link if served else f"{link} (Ctrl-C ends it)")
@@ -98,7 +98,7 @@ def sync(folder: str | None, to: str | None, yes: bool) -> int:
 
     @functools.cache
     def agrees(shown: str) -> bool:
-        """Ask on a terminal, once for each store; without a terminal nobody agrees."""
+        """Ask on a terminal, once for each store; return False without a terminal."""
         terminal = sys.stdin is not None and sys.stdin.isatty()
         return terminal and click.confirm(f"A spool names the store {shown}. Send its rows there?", err=True)
 

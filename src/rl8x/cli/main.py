@@ -1,4 +1,4 @@
-"""The entry point: finds the command, imports only that, and turns mistakes into one line."""
+"""The entry point: finds the command, imports only its module, and reports user mistakes in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import warnings
 from rl8x.processes import forget_errors, leave_working_directory, tolerate_warnings
 
 if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "rl8x":
-    leave_working_directory(runs_module=__name__ == "__main__")  # its modules would be taken for our dependencies
+    leave_working_directory(runs_module=__name__ == "__main__")  # its modules could shadow dependencies
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
 from rl8x.output import Unfailing, say
 
-# Command -> the module with a variable of its name, and its help, which needs no import.
+# Command -> its module, which has a variable of the same name, and its short help, shown without importing it.
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
@@ -52,10 +52,10 @@ COMMANDS: Final = {
     "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
 }
 
-_MISTAKE: Final = 2  # the exit code
+_MISTAKE: Final = 2  # exit code of a user's mistake
 # Commands that make a run
 _TRAINING: Final = (["train"], ["resume"])
-# Words of a command after which nothing is tracked
+# Words that make a command track nothing
 _UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tracking=false"})
 
 _HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
@@ -71,21 +71,21 @@ _PACKAGE: Final = Path(__file__).parents[1]
 
 
 def environments() -> list[str]:
-    """List the built-in environments: what their module names in `__all__`, without importing it."""
+    """List the built-in environments, read from `__all__` of their module without importing it."""
     body = ast.parse((_PACKAGE / "envs" / "builtin.py").read_text()).body
     assigned = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
     return list(ast.literal_eval(assigned["__all__"]))
 
 
 def algorithm_names() -> list[str]:
-    """List the built-in algorithms, by the configs that the package exports, without the base classes."""
+    """List the built-in algorithms by the configs that the package exports, without base classes."""
     bases = ("AlgorithmConfig", "LearnerConfig", "OffPolicyConfig", "OnPolicyConfig", "OnlineConfig")
     configs = (name for name in exported if name.endswith("Config") and name not in bases)
     return [name.removesuffix("Config") for name in configs]
 
 
 def tuned_tasks() -> list[str]:
-    """List the tasks that have tuned settings, by the names of their files."""
+    """List the tasks with tuned settings, from the names of their files."""
     return sorted({path.stem.rpartition("-")[0] for path in (_PACKAGE / "config" / "settings").glob("*.yaml")})
 
 
@@ -98,7 +98,7 @@ def run_names() -> list[str]:
     return [] if database is None or not database.exists() else sorted(DatabaseRuns(database).names())
 
 
-# What a shell is offered as a command's first word, as each of its words, and as an option's value
+# Completions for a shell, of a command's first word, of its further words, and of an option's value.
 _Names = dict[str, Callable[[], list[str]]]
 _FIRST: Final[_Names] = dict.fromkeys(("resume", "collect", "export", "play", "report", "compare"), run_names)
 _FIRST.update(dict.fromkeys(("train", "bench", "envs"), environments), tuned=tuned_tasks)
@@ -108,9 +108,9 @@ _VALUES["--resume"] = lambda: ["auto", *run_names()]
 
 
 class _Command(click.Command):
-    """Stands for a command, which is imported when it is used: torch and MLflow take seconds.
+    """A stand-in for a command, which is imported when it is used, as torch and MLflow take seconds.
 
-    While a shell asks it offers names by itself, and only the options of the command itself.
+    For completion in a shell it offers names without the import; only options need the imported command.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,24 +128,24 @@ class _Command(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Read the words by the command, or for a shell that asks by this alone."""
+        """Parse the words with the imported command; for completion in a shell with this stand-in."""
         if extra.get("resilient_parsing"):
             return super().make_context(info_name, args, parent, **extra)
         return self.imported().make_context(info_name, args, parent, **extra)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the options of the command itself."""
+        """Offer the options of the imported command."""
         command = self.imported()
         with command.make_context(ctx.info_name, [], parent=ctx.parent, resilient_parsing=True) as own:
             return command.shell_complete(own, incomplete)
 
     def _offer(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Offer words for a place; where rl8x knows none, files."""
+        """Offer the words that rl8x knows for this position, else files."""
         words: tuple[Any, ...] = ctx.params.get("words") or ()
         is_value = bool(words) and str(words[-1]).startswith("-")
         offered = _VALUES.get(words[-1]) if is_value else (_EACH if words else _FIRST).get(str(self.name))
         names: list[str] = []
-        with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
+        with contextlib.suppress(Exception):  # a shell cannot show an error, such as that of a damaged database
             names = [] if offered is None else offered()
         if offered is algorithm_names and incomplete.islower():
             names = [name.lower() for name in names]
@@ -169,7 +169,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     help=_HELP,
-    # Of the commands too
+    # Inherited by the commands
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
     epilog="`rl8x COMMAND --help` explains a command.",
 )
@@ -181,11 +181,11 @@ def rl8x() -> None:
 
 @contextlib.contextmanager
 def _early_tracking(words: Sequence[str]) -> Iterator[None]:
-    """Start the process that talks to MLflow where a run is likely to be tracked: both import for seconds, in parallel.
+    """Start the process that sends rows to MLflow early if a run is likely to be tracked, to import in parallel.
 
-    One that was started for nothing is ended.
+    If it is not used, it is ended afterwards.
     """
-    is_other_rank = os.environ.get("RANK", "0") not in ("", "0")  # of torchrun's processes the first one tracks
+    is_other_rank = os.environ.get("RANK", "0") not in ("", "0")  # only torchrun's first process tracks
     trains = words[:1] in _TRAINING and not is_other_rank
     if not trains or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
         yield
@@ -204,7 +204,7 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
 
 
 def _end(number: int, frame: object) -> NoReturn:
-    """End the process by a signal that came before a run or after it, in a line and with its exit code."""
+    """End the process on a signal outside a run, with one line and the signal's exit code."""
     say(f"rl8x: ended by {signal.Signals(number).name}", err=True)
     raise SystemExit(128 + number)
 
@@ -212,8 +212,8 @@ def _end(number: int, frame: object) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, the words after `rl8x` or the process's own, and return the exit code.
 
-    0, 2 after a user's mistake, 3 where rows of a run are lost, 130 after Ctrl-C. A bug raises, so that Python shows
-    its traceback and exits with 1.
+    It is 0, or 2 after a user's mistake, 3 if rows of a run were lost, 130 after Ctrl-C. A bug raises, so that Python
+    shows its traceback and exits with 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
@@ -222,14 +222,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _end)
         forget_errors()
-        if isinstance(sys.stdout, io.TextIOWrapper):  # letters that a terminal lacks are escaped, as in errors
+        if isinstance(sys.stdout, io.TextIOWrapper):  # escape letters that the terminal cannot show
             sys.stdout.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         tolerate_warnings()
         trusted.newly.clear()
         code = _run(words, contextlib.nullcontext() if argv is not None else _early_tracking(words))
         for file in trusted.newly:
-            if code != _MISTAKE:  # after which its line stays the only one
+            if code != _MISTAKE:  # a mistake is reported in a single line
                 say(f"rl8x: your trust in {file} is remembered until it changes (`rl8x doctor` shows it)", err=True)
         return code
 
@@ -252,10 +252,10 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
         hint = f" Try '{command} --help'." if isinstance(error, click.UsageError) else ""
         report(f"{error.format_message()}{hint}", debug=debug)
         return _MISTAKE
-    except (click.Abort, KeyboardInterrupt):  # within a command, before or after it
+    except (click.Abort, KeyboardInterrupt):  # in a command, before or after it
         say("rl8x: interrupted", err=True)
         return 130
-    except OSError as error:  # a full disk, as of `rl8x envs > FILE`; click handles closed pipes
+    except OSError as error:  # a full disk, as in `rl8x envs > FILE`; click handles closed pipes
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         report(f"the output could not be written: {error.strerror}", debug=debug)

@@ -1,6 +1,6 @@
-"""The common part of `rl8x train`, `bench` and `resume`: options made from config fields, and runs from options.
+"""Shared by `rl8x train`, `bench` and `resume`: makes options from config fields, and runs from options.
 
-A hyperparameter is explained once, at its field; its option, range and help come from there, whatever the algorithm.
+A hyperparameter is explained once, at its field; its option, range and help come from there for every algorithm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl8x.config.tuned import listed, tuned_file
 from rl8x.importing import Trust, find_modules_here, texts
 from rl8x.names import called_here
 
-# An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
+# Only `algorithm_config.NAME=` sets an algorithm's fields of these names; `seed` means the algorithm's.
 _OFFIELDS: Final = FIELDS.keys() - {"seed"}
 _NOT_OFFIELDS: Final = ("words", "file", "tuned", "trust")
 _OPTIONS: Final = "rl8x.algorithm_options"
@@ -51,7 +51,7 @@ _TUNED: Final = "Begin with rl8x's own run file of ENV and the algorithm, which 
 
 
 class FieldType(click.ParamType[Any]):
-    """The values of a config field: read as YAML, except where the field is text; the config itself checks them."""
+    """The type of a config field's values: read as YAML unless the field is a text; the config checks them."""
 
     def __init__(self, field: dataclasses.Field[Any]) -> None:
         kinds, choices = kind_of(field), field.metadata.get("choices")
@@ -64,7 +64,7 @@ class FieldType(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read one value."""
-        if not isinstance(value, str) or not value.strip():  # the command refuses what is empty
+        if not isinstance(value, str) or not value.strip():  # the command rejects empty values
             return value
         if self.optional and value.lower() in ("none", "null"):
             return None
@@ -77,7 +77,7 @@ class FieldType(click.ParamType[Any]):
 
 
 class FieldOption(click.Option):
-    """The option of a config field, passed on only if it was given; None as its group is that of the command's own."""
+    """The option of a config field, passed on only if it was given; group None is that of the command's own options."""
 
     def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
         self.group, flag, is_flag = group, field.name.replace("_", "-"), kind_of(field) == "bool"
@@ -85,12 +85,12 @@ class FieldOption(click.Option):
         super().__init__([flags, field.name], type=kind, default=None, help=_explanation(field))
 
     def handle_parse_result(self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]) -> Any:
-        """Take the value from what was typed."""
+        """Take the value only if it was typed."""
         return super().handle_parse_result(ctx, opts, args) if self.name in opts else (None, args)
 
 
 def _explanation(field: dataclasses.Field[Any]) -> str:
-    """Write what a field means, its default and its range."""
+    """Return the help of a field: its meaning, default and range."""
     value = default_of(field)
     words = {"None": "none", "": "none", "True": "yes", "False": "no", str(dataclasses.MISSING): "must be given"}
     notes = [f"default: {words.get(str(value), value)}"]
@@ -103,9 +103,9 @@ def _explanation(field: dataclasses.Field[Any]) -> str:
 class AlgorithmCommand(CheckedCommand):
     """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
 
-    `find` returns the algorithm's config class by the command's own parameters, as they were typed, and whether help is
-    asked for; None where its options are not wanted. `title` is the group of the command's own options, `left_out`
-    names hyperparameters without an option.
+    `find` takes the command's own parameters as typed, and whether help is asked for; it returns the algorithm's config
+    class, or None for no options. `title` is the group of the command's own options, `left_out` names hyperparameters
+    without an option.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class AlgorithmCommand(CheckedCommand):
         self.params.append(click.Option(["--trust"], is_flag=True, help=_TRUST))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the algorithm that it runs, then parse with the options of its config class."""
+        """Find the algorithm of the command, then parse with the options of its config class."""
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
         values, _, _ = parser.parse_args(list(args))
-        # Only what was typed: for missing parameters click has a sentinel.
+        # Only typed values, without click's sentinel for missing parameters.
         typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple | list)}
         help_option = self.get_help_option(ctx)
         with users_mistakes():
@@ -142,7 +142,7 @@ class AlgorithmCommand(CheckedCommand):
             raise click.UsageError(f"No such option {error.option_name!r}.{known}", ctx) from error
 
     def _make_options(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
-        """Make options of hyperparameters, but of those whose names the command has itself."""
+        """Make options of hyperparameters, except those whose names the command already has."""
 
         def names(parameter: click.Parameter) -> set[str]:
             return {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
@@ -157,7 +157,7 @@ class AlgorithmCommand(CheckedCommand):
         return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group, `--help` last."""
+        """Write a section of help for each group, `--help` last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         help_option = self.get_help_option(ctx)
         for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter is help_option):
@@ -171,14 +171,14 @@ class AlgorithmCommand(CheckedCommand):
 
 
 def _owner(field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
-    """Name the group of a hyperparameter's option, by the first base class that has it."""
+    """Return the group of a hyperparameter's option, by the first base class that has it."""
     bases = reversed(config_class.__mro__)
     owner = next(cls for cls in bases if field.name in getattr(cls, "__dataclass_fields__", ()))
     return _OWNERS.get(owner) or owner.__name__.removesuffix("Config")
 
 
 class RunCommand(AlgorithmCommand):
-    """A command that takes a run: from a run file, KEY=VALUE and options, of which help lists `display` by itself."""
+    """A command that takes a run from a run file, KEY=VALUE and options; help groups those in `display` separately."""
 
     def __init__(self, *, run_fields: Sequence[str], display: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(find=_config_class_of, **attributes)
@@ -189,23 +189,23 @@ class RunCommand(AlgorithmCommand):
 
 
 def run_file(what: str) -> click.Option:
-    """Make the option of a file to read."""
+    """Make the option `-f` for a file to read."""
     text = f"{what}: YAML, TOML or JSON. Later arguments override it."
     return click.Option(["-f", "--file"], metavar="FILE", help=text, multiple=True, callback=_one_file)
 
 
 def _one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
-    """Return the one file of an option `-f`, if any: of several, the last would silently replace the others."""
+    """Return the file of the option `-f`, if any; raise for several, as the last would silently replace the others."""
     if files is not None and len(files) > 1:
         raise UserError(f"one file at most; got -f {' and -f '.join(files)}. Write them as one, or keys as KEY=VALUE.")
     return files[0] if files else None
 
 
-# -- a run of what was typed
+# -- a run from the command line
 
 
 def _config_class_of(parameters: Mapping[str, Any], asks_help: bool) -> type[AlgorithmConfig]:
-    """Return the config class of the algorithm that an option, else KEY=VALUE, else the run file names."""
+    """Return the config class of the algorithm named by an option, else by KEY=VALUE, else by the run file."""
     parameters = {**parameters, "file": _one_file(None, None, parameters.get("file"))}
     data, typed = {} if parameters.get("tuned") else _file_data(parameters), _typed(parameters)
     trusted = parameters.get("trust") or frozenset(texts(typed))
@@ -214,7 +214,7 @@ def _config_class_of(parameters: Mapping[str, Any], asks_help: bool) -> type[Alg
 
 
 def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of the run file that is given, or of the tuned setting that is asked for."""
+    """Return the data of the given run file or of the tuned setting; empty without either."""
     file = parameters.get("file")
     if not parameters.get("tuned"):
         return {} if file is None else renamed(load_run_file(file))
@@ -234,14 +234,14 @@ def _typed(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_specs(stop: Sequence[str]) -> list[Any]:
-    """Return what `--stop` was given as plain data: comparisons as they are, anything else read as YAML."""
+    """Return the values of `--stop` as plain data: comparisons stay texts, anything else is read as YAML."""
     return [text if is_expression(text) else parse_value(text) for text in stop]
 
 
 def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec:
-    """Put a run together from the parameters of a `RunCommand`, and stop conditions, which replace the file's.
+    """Make a run from the parameters of a `RunCommand`, and stop conditions, which replace the file's.
 
-    Names on the command line may import their modules, names in a file only with `--trust`.
+    Names on the command line may import their modules; names in a file may only with `--trust`.
     """
     options = {name: value for name, value in parameters.items() if name not in _NOT_OFFIELDS}
     words, typed = [word for word in parameters["words"] if "=" in word], _typed(parameters)

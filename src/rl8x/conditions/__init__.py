@@ -1,9 +1,9 @@
-"""Stop conditions: callables on the train statistics that say when a run ends, composed with `&`, `|` and `~`.
+"""Stop conditions: callables on the train statistics that decide when a run ends, composed with `&`, `|` and `~`.
 
     learned = Plateau("episodes/returns/mean", patience=20) & HitsUpperBound("env/steps", 1_000_000)
     trainer.run(stop_conditions=[learned, WallTime("2h")])
 
-The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.
+The run stops when one condition of the list is met. Each condition sees every row, even if another one is met.
 """
 
 from rl8x.conditions.base import And, Condition, Not, Or, as_condition

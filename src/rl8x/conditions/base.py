@@ -1,12 +1,12 @@
-"""The base class of conditions, their registry, how they compose, and checks of those that users give.
+"""The base class of conditions, their registry and composition, and checks of conditions that users give.
 
-A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended; and NaN
-is no value. A condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run
-because of what nobody has measured. `&` and `|` follow Kleene's three-valued logic.
+A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while no episode has ended.
+NaN counts as missing, too. A condition then has no verdict, `None`, which is *not met*, also under `~`: a metric that
+was not measured never stops a run. `&` and `|` follow Kleene's three-valued logic.
 
-Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
-of its `eval/*` metrics were newly measured; without the attribute all were. Conditions that count, like `Plateau`,
-count fresh values only.
+Rows keep the latest `eval/*` values between evaluations. A row's attribute `fresh`, a set of names, may say which of
+its `eval/*` metrics are new; without the attribute all are. Conditions that count, like `Plateau`, count fresh values
+only.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Verdict = bool | None
 ConditionLike = Any  # a Condition, or any callable on the statistics
 
 KINDS: Final[dict[str, type[Condition]]] = {}
-"""The conditions of rl8x by the names that run files use, such as `wall_time`; each is listed by being defined."""
+"""The conditions of rl8x by their names in run files, such as `wall_time`; defining a class adds it."""
 
 
 class Condition(ABC):
-    """Says whether to stop, from a row of statistics.
+    """Decides from a row of statistics whether to stop.
 
     A subclass implements `judge`, `arguments` unless its constructor's arguments are attributes of the same names, and
-    `start` if it remembers something. What its attributes hold goes into checkpoints; one whose attributes are not
-    plain data also implements `own_state` and `load_own_state`.
+    `start` if it remembers something. Its attributes are saved in checkpoints; if they are not plain data, it also
+    implements `own_state` and `load_own_state`.
     """
 
     condition_arguments: ClassVar[tuple[str, ...]] = ()
-    """The constructor's arguments that are conditions themselves, for run files; its first argument is first."""
+    """Names of the constructor's arguments that are conditions, for run files; its first argument comes first."""
 
     evaluates: ClassVar[bool] = False
-    """Whether judging a row may evaluate: it is then judged before others, which see what it has measured."""
+    """Whether `judge` may evaluate; it is then called before the other conditions, which see its measurements."""
 
     def __init_subclass__(cls, kind: str | None = None, **options: Any) -> None:
-        """List a condition of rl8x among its `KINDS`, `""` not; one of a user's goes by its dotted path."""
+        """Add a condition of rl8x to `KINDS` unless `kind` is `""`; a user's condition is named by its dotted path."""
         super().__init_subclass__(**options)
         name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower() if kind is None else kind
         if cls.__module__.startswith(f"{__package__}.") and name.strip("_") == name != "":
@@ -52,17 +52,17 @@ class Condition(ABC):
 
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
-        """Take in one row.
+        """Judge one row.
 
         Args:
             stats: Metrics by name.
 
         Returns:
-            Whether the condition is met; None where the row lacks what it needs.
+            Whether the condition is met; None if the row lacks a metric that it needs.
         """
 
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name, for `repr` and run files; by default attributes of these names.
+        """Return the constructor's arguments by name, for `repr` and run files; by default the attributes so named.
 
         Raises:
             TypeError: If there is no such attribute.
@@ -75,7 +75,7 @@ class Condition(ABC):
         return {name: getattr(self, name) for name in names}
 
     def __call__(self, stats: Stats) -> bool:
-        """Take in one row and return whether to stop."""
+        """Judge one row and return whether to stop."""
         return bool(self.judge(stats))
 
     @property
@@ -91,18 +91,18 @@ class Condition(ABC):
 
     @property
     def awaited_names(self) -> set[str]:
-        """The metrics that it reads and does not measure itself."""
+        """The metrics that it reads but does not measure itself."""
         if not self.children:
             return self.metric_names
         return {name for child in self.children for name in child.awaited_names}
 
     def start(self) -> None:
-        """Clear what is remembered: a new run begins."""
+        """Clear the state, as a new run begins."""
         for child in self.children:
             child.start()
 
     def bind(self, trainer: object) -> None:
-        """Take the trainer whose rows it will see.
+        """Connect the condition with the trainer whose rows it will see.
 
         Args:
             trainer: The trainer; conditions of your own may expect any object.
@@ -113,8 +113,8 @@ class Condition(ABC):
     def own_state(self) -> dict[str, Any]:
         """Return its own state, without that of its children, as plain data: numbers, texts, flags, None, lists, dicts.
 
-        By default what its attributes hold, but for the children, and the constructor's arguments as a run began with
-        them: what counts in one of them, as a field of a dataclass may, is state.
+        By default these are its attributes, without children and without constructor's arguments that have not changed
+        since the run began; an argument that has changed, as a dataclass's field may, is state.
 
         Raises:
             TypeError: If an attribute holds something else.
@@ -138,31 +138,31 @@ class Condition(ABC):
         return state
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over its own state; by default as attributes.
+        """Restore its own state; by default as attributes.
 
         Args:
-            state: What `own_state` returned.
+            state: A state that `own_state` returned.
         """
         vars(self).update(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of it and its children between two rows; JSON can hold it."""
+        """Return the state of the condition and its children between two rows, as JSON data."""
         state = self.own_state()
         return {**state, "children": [child.state_dict() for child in self.children]} if self.children else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken.
+        """Restore a `state_dict`.
 
         Args:
-            state: What it returned.
+            state: A state that `state_dict` returned.
 
         Raises:
-            ValueError: If the state is that of another condition.
+            ValueError: If the state belongs to another condition.
         """
         own, saved = dict(state), state.get("children", [])
         own.pop("children", None)
         now, by_attribute = set(self.own_state()) - set(self.arguments()), type(self).own_state is Condition.own_state
-        # An attribute may come into being with the first row, and an argument change with it.
+        # The first row may add an attribute or change an argument.
         fits = now <= set(own) if by_attribute else now == set(own)
         if not fits or len(saved) != len(self.children):
             raise ValueError(f"The saved state {dict(state)!r} is not of {self!r}. Resume with the conditions saved.")
@@ -171,7 +171,7 @@ class Condition(ABC):
             child.load_state_dict(child_state)
 
     def reason(self, stats: Stats) -> str:
-        """Say why the run stops: the condition, and the values of the row that it read.
+        """Return why the run stops: the condition, and the values that it read from the row.
 
         Args:
             stats: The row that met it.
@@ -214,7 +214,7 @@ def _is_zero(value: object) -> bool:
 
 
 class FromCallable(Condition, kind=""):
-    """A plain callable as a condition; not met where it looks up what another row may have, which `missed` names."""
+    """A plain callable as a condition; not met if it reads a metric that only other rows have, named in `missed`."""
 
     def __init__(self, function: Callable[[Stats], object]) -> None:
         self.function = function
@@ -222,11 +222,11 @@ class FromCallable(Condition, kind=""):
         self._known: Collection[str] | None = None
 
     def bind(self, trainer: object) -> None:
-        """Take from the trainer which metrics a row may have."""
+        """Store which metrics the trainer's rows may have."""
         self._known = getattr(trainer, "metric_names", None)
 
     def judge(self, stats: Stats) -> Verdict:
-        """Ask the callable."""
+        """Call the callable."""
         self.missed = None
         try:
             verdict = self.function(stats)
@@ -241,7 +241,7 @@ class FromCallable(Condition, kind=""):
             raise ValueError(unknown_metric(name, repr(self), list(self._known or stats))) from error
 
     def own_state(self) -> dict[str, Any]:
-        """Nothing: `missed` is of one row."""
+        """Return no state, as `missed` belongs to one row."""
         return {}
 
     def __repr__(self) -> str:
@@ -249,10 +249,10 @@ class FromCallable(Condition, kind=""):
 
 
 class _Composed(Condition):
-    """Conditions that are judged together, each of them on every row."""
+    """Conditions that are combined; each of them judges every row."""
 
     decisive: ClassVar[bool]
-    """The verdict of one part that decides the whole."""
+    """The verdict of one part that decides the combination."""
 
     def __init__(self, *conditions: ConditionLike) -> None:
         if not conditions:
@@ -284,8 +284,8 @@ class And(_Composed, kind="all"):
         conditions: Conditions, or callables on the statistics; at least one.
 
     Raises:
-        TypeError: If one is neither.
-        ValueError: If there is none.
+        TypeError: If an argument is neither.
+        ValueError: If there is no argument.
     """
 
     decisive = False
@@ -313,7 +313,7 @@ class Not(Condition):
         self.condition = as_condition(condition)
 
     def judge(self, stats: Stats) -> Verdict:
-        """Judge the condition and turn the verdict round; no verdict stays none."""
+        """Judge the condition and negate its verdict; None stays None."""
         verdict = self.condition.judge(stats)
         return None if verdict is None else not verdict
 
@@ -322,10 +322,10 @@ class Not(Condition):
 
 
 def as_condition(condition: ConditionLike) -> Condition:
-    """Return a condition as it is, and wrap any other callable on the statistics.
+    """Return a condition unchanged, and wrap any other callable on the statistics as a condition.
 
     Args:
-        condition: A condition, or a callable from a row to whether to stop.
+        condition: A condition, or a callable that takes a row and returns whether to stop.
 
     Raises:
         TypeError: If it is neither.
@@ -339,7 +339,7 @@ def as_condition(condition: ConditionLike) -> Condition:
 
 
 def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
-    """Return a user's stop conditions as a list; one that remembers something may not see every row twice."""
+    """Return a user's stop conditions as a list; raise if one with a state occurs twice, as it would count twice."""
     if conditions is None:
         return []
     if isinstance(conditions, Condition | str) or callable(conditions):
@@ -359,7 +359,7 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
 
 
 def parts(condition: Condition) -> Iterable[Condition]:
-    """Yield a condition and all that it is composed of."""
+    """Yield a condition and, recursively, its children."""
     yield condition
     for child in condition.children:
         yield from parts(child)
@@ -379,7 +379,7 @@ def remembers(value: object) -> bool:
     """Whether a value is a condition with a state of its own."""
     try:
         return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
-    except TypeError:  # something that cannot be saved
+    except TypeError:  # it has a state that cannot be saved
         return True
 
 
@@ -397,7 +397,7 @@ def plain(value: Any) -> Any:
 
 
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
-    """Raise `ValueError` at the first condition on a metric that is not `known`, with the nearest that are."""
+    """Raise `ValueError` for the first condition on a metric that is not `known`, and name the nearest known ones."""
     names = list(known)
     for condition in conditions:
         for name in sorted(condition.metric_names):
@@ -406,8 +406,8 @@ def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
 
 
 def unknown_metric(name: str, condition: str, known: list[str]) -> str:
-    """Write the message that a condition reads an unknown metric, with the nearest known ones."""
-    # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
+    """Return the message that a condition reads an unknown metric, with the nearest known ones."""
+    # Prefer metrics with the same statistic, such as `/mean`, and of the same source, evaluation or training.
     statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
     alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]
     near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]

@@ -1,6 +1,6 @@
-"""The conditions of rl8x: on metrics, on the clock, and those that a fresh evaluation must confirm.
+"""The conditions of rl8x: on metrics, on the clock, and conditions that a fresh evaluation must confirm.
 
-A public class of this module is a kind that run files have: `WallTime` is `wall_time` there.
+Run files name each public class of this module in snake case: `WallTime` is `wall_time`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _OnMetric(Condition):
 
 
 class _Bound(_OnMetric):
-    """A condition on how a metric compares with a number."""
+    """A condition that compares a metric with a number."""
 
     holds: ClassVar[staticmethod[[float, float], bool]]
 
@@ -71,7 +71,7 @@ class HitsLowerBound(_Bound):
 class HitsUpperBound(_Bound):
     """Met while the metric is at or above the bound; NaN gives no verdict.
 
-    The value of the row decides, not the best so far: a score that was high once does not count later.
+    The row's value decides, not the best so far: a score that was high once does not count later.
 
     Args:
         name: The metric, such as `"eval/returns/mean"`.
@@ -82,9 +82,9 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held for `patience` fresh values in a row, after the first `after`.
+    """A condition that is met when `_holds` was true for `patience` fresh values in a row, after the first `after`.
 
-    A value that is not finite may complete the count, but does not tell that something goes on: it is no verdict then.
+    A value that is not finite may complete the count; otherwise it gives no verdict.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
@@ -117,12 +117,12 @@ class _Patient(_OnMetric):
         return self.count >= self.patience
 
     def _margin(self, reference: float) -> float:
-        """Return the difference from a reference that does not count."""
+        """Return the largest difference from a reference that still counts as equal."""
         return max(self.atol, self.rtol * abs(reference))
 
     @abstractmethod
     def _holds(self, value: float) -> bool:
-        """Return whether a fresh value counts, compared with those before."""
+        """Return whether a fresh value counts, compared with earlier ones."""
 
 
 class Plateau(_Patient):
@@ -130,8 +130,8 @@ class Plateau(_Patient):
 
         |mean of the last `patience` values - mean of the `patience` before| <= max(atol, rtol * |mean before|)
 
-    has to hold for `patience` values in a row, for the first time after 3 * `patience` - 1 values. `patience` + 1
-    values that are exactly equal, as repeated evaluations are, meet it at once. A value that is not finite begins anew.
+    must hold for `patience` values in a row, at the earliest after 3 * `patience` - 1 values. `patience` + 1 exactly
+    equal values, as repeated evaluations give, meet it at once. A value that is not finite restarts the windows.
 
     Args:
         name: The metric.
@@ -171,14 +171,14 @@ class StopsIncreasing(_Patient):
 
         value > highest + max(atol, rtol * |highest|)
 
-    makes a value the new highest; the first finite value is the highest so far, and one that is not finite never counts
-    as higher.
+    makes a value the new highest. The first finite value is the first highest one, and a value that is not finite never
+    counts as higher.
 
     Args:
         name: The metric.
         patience: How often in a row, at least 1.
-        rtol: By how much of the highest value another must be higher to count, at least 0.
-        atol: The same in the metric's unit (elsewhere `min_delta`), at least 0.
+        rtol: Least rise that counts, as a fraction of the highest value, at least 0.
+        atol: The same in the metric's unit (elsewhere called `min_delta`), at least 0.
         after: How many of the metric's first values are left out, at least 0.
     """
 
@@ -190,7 +190,7 @@ class StopsIncreasing(_Patient):
         self.reference: float | None = None
 
     def _holds(self, value: float) -> bool:
-        """Compare with the best value so far, which only one that is better by the margin replaces."""
+        """Compare with the best value so far; a value that is better by more than the margin replaces it."""
         best = self.reference
         if not math.isfinite(value) or (best is not None and self.sign * (value - best) <= self._margin(best)):
             return True
@@ -203,7 +203,7 @@ class StopsDecreasing(StopsIncreasing):
 
         value < lowest - max(atol, rtol * |lowest|)
 
-    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in the place of higher.
+    makes a value the new lowest. The arguments are those of `StopsIncreasing`, with lower in place of higher.
     """
 
     sign: ClassVar = -1
@@ -223,9 +223,9 @@ def _seconds(duration: float | str) -> float:
 
 
 class WallTime(Condition):
-    """Met when the run has taken so long; a resumed run goes on counting, unless the resume is given another duration.
+    """Met when the run has taken this long; a resumed run goes on counting, unless it is given another duration.
 
-    It is looked at once a row, and while a run waits for programs: a run ends with the first step that ends after it.
+    It is checked at each row, and while a run waits for programs: a run ends with the first step that ends later.
 
     Args:
         duration: Seconds, > 0, or a text such as "90s", "1h30m", "1.5h" or "2d".
@@ -244,15 +244,15 @@ class WallTime(Condition):
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start, those before a resume among them."""
+        """Seconds since the start, including those before a resume."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._began = time.monotonic()
 
     def judge(self, stats: Stats) -> Verdict:
-        """Look at the clock, of several ranks that of rank 0, whatever the row."""
+        """Compare rank 0's clock with the duration, whatever the row."""
         if self._began is None:
             self.start()
         return bool(ranks().first("the clock", self.elapsed >= self.seconds))
@@ -262,23 +262,23 @@ class WallTime(Condition):
         return {"elapsed": self.elapsed}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Go on counting from the saved seconds."""
         self._began = time.monotonic() - float(state["elapsed"])
 
     def reason(self, stats: Stats) -> str:
-        """Say how long the run took."""
+        """Return the condition and how long the run took."""
         return f"{self!r}: {self.elapsed:.0f} s"
 
 
 class NonFinite(Condition):
-    """Met when one of the named metrics, or without names any of the row, is NaN or infinite.
+    """Met when one of the named metrics, or without names any metric of the row, is NaN or infinite.
 
     Args:
         names: The metrics, at least one; None is all of a row.
 
     Raises:
         TypeError: If a name is not a string.
-        ValueError: If there is none.
+        ValueError: If the list is empty.
     """
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
@@ -289,7 +289,7 @@ class NonFinite(Condition):
             raise ValueError("NonFinite: `names` must be at least one metric, or None for all; got an empty list.")
 
     def judge(self, stats: Stats) -> Verdict:
-        """Look at the watched values that the row has; without all of them nobody knows that all are finite."""
+        """Check the watched values of the row; None if they are finite but some are missing."""
         watched = self._watched(stats)
         if any(not math.isfinite(stats[name]) for name in watched):
             return True
@@ -304,16 +304,16 @@ class NonFinite(Condition):
         return set(self.names or ())
 
     def reason(self, stats: Stats) -> str:
-        """Name the metrics that are not finite."""
+        """Return the condition and the metrics that are not finite."""
         culprits = [f"{name} = {stats[name]}" for name in self._watched(stats) if not math.isfinite(stats[name])]
         more = f" and {len(culprits) - 5} more" if len(culprits) > 5 else ""
         return f"{self!r}: {', '.join(culprits[:5])}{more}"
 
 
 def _on_evaluation(condition: Condition, evaluation_name: Callable[[str], str | None]) -> Condition | None:
-    """Return the same condition on `eval/*` metrics; None where one evaluation cannot decide it.
+    """Return the same condition on `eval/*` metrics; None if one evaluation cannot decide it.
 
-    `evaluation_name` keeps a metric that does not come from collecting, and has None for one without an equivalent.
+    `evaluation_name` returns a metric that does not come from collecting unchanged, and None if there is no equivalent.
     """
     form: Any = copy.copy(condition)  # a user's subclass may have another constructor
     match condition:
@@ -332,21 +332,21 @@ def _on_evaluation(condition: Condition, evaluation_name: Callable[[str], str | 
 
 
 class Confirmed(Condition):
-    """Met when a condition is, and then each of some fresh evaluations of the present policy confirms it.
+    """Met when a condition is met and then confirmed by each of `evaluations` fresh evaluations of the current policy.
 
-    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
-    every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate now,
-    the next row in which `condition` is met asks again. What was measured joins the row, for the other conditions too.
+    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates up to
+    `evaluations` times, until one does not confirm it. If the trainer cannot evaluate at this step, the next row that
+    meets `condition` is tried. The measured metrics are added to the row, also for other conditions.
 
     Args:
         condition: The condition on the rows, usually on train metrics.
         evaluations: How many evaluations must confirm it, at least 1.
-        by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself on the
-            metrics by which the trainer's evaluations measure the same, such as `eval/returns/mean` for
-            `episodes/returns/mean`. Conditions that count rows, and plain callables, have no such form: give `by`.
+        by: The condition on the evaluation's `eval/*` metrics and the rest of the row. None: `condition` itself, on the
+            corresponding evaluation metrics, such as `eval/returns/mean` for `episodes/returns/mean`. Conditions that
+            count rows, and plain callables, have no such form: give `by`.
 
     Raises:
-        TypeError: If a condition is none.
+        TypeError: If an argument is not a condition.
         ValueError: If `evaluations` is less than 1, or an evaluation cannot decide the condition and `by` is None, or
             `by` reads metrics of training alone.
     """
@@ -370,11 +370,11 @@ class Confirmed(Condition):
 
     @property
     def awaited_names(self) -> set[str]:
-        """Those of the condition; what `by` reads is measured when it is asked."""
+        """The awaited names of `condition`; the metrics that `by` reads are measured when it is judged."""
         return self.condition.awaited_names
 
     def bind(self, trainer: object) -> None:
-        """Take the trainer, whose evaluations must measure what the condition reads."""
+        """Store the trainer; raise if its evaluations do not measure the metrics that the condition reads."""
         super().bind(trainer)
         if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
@@ -391,9 +391,9 @@ class Confirmed(Condition):
             )
 
     def judge(self, stats: Stats) -> Verdict:
-        """Judge the condition; where it is met, evaluate. There is no verdict where nothing could be measured now."""
+        """Judge the condition, and evaluate if it is met; None if no evaluation can be made at this step."""
         verdict = self.condition.judge(stats)
-        # A callable may be met on one rank alone, and all have to evaluate.
+        # A callable may be met on one rank only, but all ranks have to evaluate.
         if not ranks().any("what is to be confirmed", bool(verdict)):
             return verdict
         trainer = None if self._trainer is None else self._trainer()
@@ -410,30 +410,30 @@ class Confirmed(Condition):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy has: all but the trainer, which the copy's own run gives it."""
+        """Return the attributes of a copy, without the trainer, which the copy's own run binds."""
         return {**vars(self), "_trainer": None}
 
     def own_state(self) -> dict[str, Any]:
-        """Nothing: what it measured is of one row."""
+        """Return no state, as its measurements belong to one row."""
         return {}
 
     def reason(self, stats: Stats) -> str:
-        """Say why the condition is met, and what the last evaluation measured."""
+        """Return why the condition is met, with the metrics of the last evaluation."""
         names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
         row = _joined(self._measured, stats)
         return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
 
 
 def is_collected(name: str) -> bool:
-    """Whether a metric of a training row comes from collecting, so that evaluations may measure its like."""
+    """Whether a metric of a training row comes from collecting, so that evaluations may have an equivalent."""
     return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
 
 
 def _prefixed(name: str) -> str:
-    """Return the name that an evaluation may have for a metric, as long as there is no trainer to ask."""
+    """Return the name that an evaluation may give a metric, for use before the trainer is known."""
     return keys.EVAL_PREFIX + name if is_collected(name) else name
 
 
 def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:
-    """The row with the evaluation in front; without the row's `fresh`, since all that was measured is."""
+    """Return the row updated by the evaluation, without the attribute `fresh`, so that all its metrics count as new."""
     return {**stats, **measured}

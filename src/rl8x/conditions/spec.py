@@ -8,10 +8,10 @@ stop_conditions:
   - wall_time: 2h
   - eval/returns/mean >= 475 and not (losses/vf > 1 or env/steps < 5e4)
 
-The last, a text, has comparisons as Python writes them, with `and`, `or`, `not` and parentheses. Of two operands that
-are compared one is a metric and the other a number. A metric's name may have spaces within; one with a word such as
-`and` in it, or other odd characters, stands in quotes. What comes of a text are the conditions that there are, so that
-checkpoints and the reason for stopping show those.
+The last entry is a text with comparisons in Python's syntax, with `and`, `or`, `not` and parentheses. A comparison has
+a metric on one side and a number on the other. A metric's name may contain spaces; a name with a word such as `and` or
+with other special characters needs quotes. A text becomes conditions of the kinds above, which checkpoints and the
+reason for stopping show.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
     """Make a condition from plain data.
 
     Args:
-        spec: One entry, from the kind (`"plateau"` or `"Plateau"`) to its arguments by name, in order, or the only one;
-            or the kind alone. `all` and `any` take a list of conditions, `not` one. Or a text that compares metrics
-            with numbers, such as `"eval/returns/mean >= 475 and env/steps >= 5e4"`.
-        find: Finds the class of a kind with a dot in its name, a user's own condition.
+        spec: A mapping of one entry, from the kind (`"plateau"` or `"Plateau"`) to its arguments: by name, in order, or
+            a single one; or the kind alone. `all` and `any` take a list of conditions, `not` one. Or a text that
+            compares metrics with numbers, such as `"eval/returns/mean >= 475 and env/steps >= 5e4"`.
+        find: Returns the class of a kind with a dot in its name, a user's own condition.
 
     Raises:
-        ValueError: If the kind is unknown or the arguments are not its own.
-        TypeError: If an argument is of the wrong type.
+        ValueError: If the kind is unknown or does not take the arguments.
+        TypeError: If an argument has a wrong type.
     """
     if isinstance(spec, str) and re.search("[<>=]", spec):
         try:
@@ -99,7 +99,7 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
 
 
 def _split(spec: object) -> tuple[str, Any]:
-    """Return the kind of a condition, and its arguments."""
+    """Return the kind of a condition, and its arguments or None."""
     if isinstance(spec, str):
         return spec, None
     if not isinstance(spec, Mapping) or len(spec) != 1:
@@ -132,11 +132,11 @@ def to_spec(condition: Condition) -> Any:
     """Return the plain data from which `from_spec` makes the condition again.
 
     Args:
-        condition: The condition, with all that it is composed of.
+        condition: The condition, with its children.
 
     Raises:
-        ValueError: If it contains what has no such form: a plain callable, a class that is not an attribute of a
-            module, or an argument that is not plain data.
+        ValueError: If a part has no such form: a plain callable, a class that is not an attribute of a module, or an
+            argument that is not plain data.
     """
     if isinstance(condition, FromCallable):
         raise ValueError(f"a plain callable has no form in a run file: {condition!r}. Write a Condition subclass.")
@@ -159,7 +159,7 @@ def to_spec(condition: Condition) -> Any:
 
 
 def is_expression(text: str) -> bool:
-    """Whether a text is a legal comparison, or several."""
+    """Whether a text consists of legal comparisons."""
     try:
         parse(text)
     except ValueError:
@@ -168,7 +168,7 @@ def is_expression(text: str) -> bool:
 
 
 def parse(text: str) -> Condition:
-    """Make a condition of a text: Python parses it, with `_0`, `_1`, ... in the place of metrics and numbers."""
+    """Make a condition of a text, which Python parses with `_0`, `_1`, ... in place of metrics and numbers."""
     operands, source, place, depth = list[str | float](), "", 0, 0
     while place < len(text):
         match = _TOKEN.match(text, place)
@@ -194,7 +194,7 @@ def parse(text: str) -> Condition:
 
 
 def _made(node: ast.expr, operands: list[str | float]) -> Condition:
-    """Make the condition of a part of what `parse` has parsed."""
+    """Make the condition of a node of the syntax tree in `parse`."""
     if isinstance(node, ast.BoolOp):
         join = And if isinstance(node.op, ast.And) else Or
         return join(*(_made(part, operands) for part in node.values))

@@ -1,4 +1,4 @@
-"""The `RunSpec` of what was made in a script: an algorithm, its environment, a trainer's options."""
+"""Describes objects that a script made, an algorithm, its environment and a trainer's options, as a `RunSpec`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rl8x.plain import own_values
 
 
 def run_spec(algorithm: GenericAlgorithmBase[Any], trainer: TrainerSpec | None = None) -> RunSpec:
-    """Describe how an algorithm and its trainer were made."""
+    """Return the spec that makes an algorithm and its trainer."""
     config = algorithm_spec(algorithm.config)
     return RunSpec(env=env_spec(algorithm), algorithm=config, trainer=trainer or TrainerSpec())
 
 
 def env_spec(algorithm: GenericAlgorithmBase[Any]) -> EnvSpec:
-    """Describe what makes an algorithm's environment."""
+    """Return the spec that makes an algorithm's environment, unwritable if no file can describe it."""
     if algorithm.env is None:
         return EnvSpec()
     if algorithm.env_factory is None:
@@ -64,7 +64,7 @@ def algorithm_spec(config: AlgorithmConfig) -> AlgorithmSpec:
 
 
 def plain_value(name: str, value: Any) -> Any:
-    """Return a hyperparameter as JSON data, or what stands for one that no file can hold."""
+    """Return a hyperparameter as JSON data, or an `unwritable` placeholder."""
     plain = to_plain(value, _form)
     if plain is NOT_PLAIN:
         return unwritable(f"`{name}` is {type(value).__name__}, which cannot be saved to a file")
@@ -76,13 +76,13 @@ def _form(part: Any) -> Any:
 
 
 def _form_for_env(part: Any) -> Any:
-    """Return the form of an environment's argument in a file: of a function, as one that makes a copy, its path."""
+    """Return an environment's argument in plain form; a function, such as one that makes a copy, by its path."""
     path = _path(part) if isinstance(part, types.FunctionType) else None
     return _form(part) if path is None else {CLASS: path}
 
 
 def _path(maker: Any) -> str | None:
-    """Return the dotted path of a class or function; None if no other process finds it."""
+    """Return the dotted path of a class or function; None if no other process can import it."""
     path = dotted_path(maker)
     own = path is not None and path.startswith("__main__.") and not isinstance(maker, type)
     return None if own else path

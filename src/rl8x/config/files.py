@@ -1,6 +1,6 @@
 """Reads run files and `key=value` overrides into plain data, and finds the algorithms and classes that it names.
 
-Nothing in a run file is evaluated. A key that occurs twice is an error.
+Run files are never executed. A key that occurs twice is an error.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from rl8x.models import Model
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
-# rl8's names for the same.
+# rl8's names of keys.
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
 UNWRITABLE: Final = "$unwritable"
-"""Key of a value that no file can hold, which has the reason: `{"$unwritable": "the environment was an instance"}`."""
+"""Key of the placeholder for a value that no file can hold: `{"$unwritable": "the environment was an instance"}`."""
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_BYTES: Final = 4 * 2**20
-# Whole numbers of 64 bits, signed or not: what tensors and generators hold.
+# Whole numbers of 64 bits, signed or not, as in tensors and generators.
 _WHOLE: Final = range(-(2**63), 2**64)
 _KEY: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-# A dotted key of TOML that is nested too deeply: tomllib takes time by the square of its parts.
+# A dotted key of TOML that is nested too deeply: tomllib's time grows with the square of its parts.
 _DEEP_KEY: Final = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_DEPTH},}}", re.ASCII)
-# What a file may name: all that rl8x calls by a user's word.
+# Base classes of the classes that a file may name.
 _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
 
@@ -51,10 +51,10 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         path: The file, `.yaml`, `.yml`, `.toml` or `.json`.
 
     Returns:
-        A mapping of None, booleans, numbers, texts, lists and mappings alone.
+        A mapping of None, booleans, numbers, texts, lists and mappings only.
 
     Raises:
-        ValueError: If it cannot be read, or is not a mapping of that kind.
+        ValueError: If it cannot be read, or is not such a mapping.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -113,7 +113,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Refuse what is not plain data, or so deep or large that it cannot be meant."""
+    """Raise `ValueError` unless a value is plain data within the limits of depth and size."""
     count = itertools.count()
 
     def walk(value: Any, path: str, depth: int) -> None:
@@ -137,13 +137,13 @@ def _check_plain(value: Any, where: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is not YAML is text.
+    """Read a value from the command line: a YAML number, word, list or mapping in one line; anything else is a text.
 
     Args:
-        text: What was written.
+        text: The value as it was typed.
 
     Raises:
-        ValueError: If it is a list or mapping that is not well formed, or a whole number that is too large.
+        ValueError: If it is a malformed list or mapping, or a whole number that is too large.
     """
     try:
         value = _parse_yaml(text)
@@ -160,11 +160,11 @@ def parse_value(text: str) -> Any:
 def apply_overrides(
     data: Mapping[str, Any], overrides: Iterable[str], aliases: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the data with `key=value` overrides put in.
+    """Return a copy of the data with `key=value` overrides applied.
 
     Args:
         data: A run's data.
-        overrides: Texts such as `algorithm_config.lr=3e-4`: dots lead into mappings, which are made where they are
+        overrides: Texts such as `algorithm_config.lr=3e-4`: dots lead into mappings, which are made if they are
             missing.
         aliases: Other names of top-level keys.
 
@@ -188,7 +188,7 @@ def apply_overrides(
 
 
 def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
-    """Return a run's data with rl8x's names for rl8's."""
+    """Return a run's data with rl8's names of keys replaced by rl8x's."""
     result: dict[str, Any] = {}
     for name, value in data.items():
         target = aliases.get(name, name)
@@ -199,13 +199,13 @@ def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> di
 
 
 def hyperparameter_aliases(hyperparameters: Collection[str]) -> dict[str, str]:
-    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
+    """Return rl8's names of hyperparameters as aliases of rl8x's, if the config has only the latter."""
     aliases = {"model_cls": "model", "distribution_cls": "distribution"}
     return {alias: name for alias, name in aliases.items() if name in hyperparameters and alias not in hyperparameters}
 
 
 def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -> None:
-    """Put a value at a path of keys into nested mappings, which are made where they are missing."""
+    """Put a value at a path of keys into nested mappings, which are made if they are missing."""
     *path, last = names
     for depth, name in enumerate(path, 1):
         if data.get(name) is None:
@@ -217,35 +217,35 @@ def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -
 
 
 def one_line(error: object) -> str:
-    """Return a message in one line, without a full stop at its end."""
+    """Return a message in one line, without full stops at its end."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 def shortened(value: object) -> str:
-    """Return the repr of a value, cut where it is long."""
+    """Return the repr of a value, cut to 80 characters."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
-# -- what no file can hold
+# -- values that no file can hold
 
 
 def unwritable(why: str) -> Any:
-    """Return what stands for a value that no file can hold."""
+    """Return the placeholder for a value that no file can hold, with the reason."""
     return {UNWRITABLE: why}
 
 
 def is_unwritable(value: object) -> bool:
-    """Whether plain data stands for a value that no file can hold."""
+    """Whether a value is the placeholder for one that no file can hold."""
     return isinstance(value, Mapping) and set(value) == {UNWRITABLE}
 
 
 def unwritable_in(value: Any) -> Iterator[str]:
-    """Yield why values in plain data could not be written."""
+    """Yield the reasons of all unwritable values in plain data."""
     return (str(each[UNWRITABLE]) for each in values_in(value) if is_unwritable(each))
 
 
-# -- what plain data names
+# -- algorithms and classes by name
 
 
 def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
@@ -280,7 +280,7 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     hint = ""
     if isinstance(cls, type) and issubclass(cls, GenericAlgorithmBase):
         configs: list[type[AlgorithmConfig]] = [AlgorithmConfig]
-        for config in configs:  # those that only preset another one come after that
+        for config in configs:  # breadth first, so that a config comes before its subclasses, such as presets
             configs += config.__subclasses__()
         path = next(filter(None, (dotted_path(config) for config in configs if config.algorithm is cls)), None)
         hint = f", which is an algorithm. Name its config: {path}" if path else ", an algorithm that no config builds"
@@ -288,12 +288,12 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
 
 
 def restored(value: Any, trust: Trust) -> Any:
-    """Replace `{"$class": path}` in plain data by the classes."""
+    """Return plain data with `{"$class": path}` replaced by the classes."""
     return from_plain(value, _KINDS, trust=trust)
 
 
 def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:
-    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted."""
+    """Return hyperparameters with names replaced by classes; a field for a class may be a dotted path alone."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     return {
         name: import_class(value, _KINDS, trust=trust)

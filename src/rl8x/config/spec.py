@@ -1,4 +1,4 @@
-"""One description of a run: the environment, the algorithm, the trainer and the `run()`, as values a file can hold."""
+"""The description of a run, its environment, algorithm, trainer and `run()` options, as values that a file can hold."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class _Section:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints(_Section):
-    """When to save and what to keep. A run is also saved at its end and on a signal.
+    """When to save and which checkpoints to keep. A run is also saved at its end and on a signal.
 
     Raises:
-        TypeError: If a value is of another kind.
-        ValueError: If a number is not positive, or the mode is none.
+        TypeError: If a value has a wrong type.
+        ValueError: If a number is not positive, or the mode is not legal.
     """
 
     directory: str | os.PathLike[str] | None = option(
@@ -117,20 +117,20 @@ CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvSpec(_Section):
-    """What makes the environment."""
+    """The environment and its constructor's arguments."""
 
     env: str = option("", "A built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class.")
     env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
 
     def maker(self, trust: Trust = False, *, env: str | None = None) -> Callable[..., Env]:
-        """Return what makes the environment, once `env_kwargs` are known to be its.
+        """Return the factory of the environment, after checking that it takes `env_kwargs`.
 
         Args:
             trust: Which modules names may import; see `RunSpec`.
             env: Another environment's name, to make with the same arguments.
 
         Raises:
-            ValueError: If there are none of the name, or they do not take `env_kwargs`.
+            ValueError: If there is no environment of this name, or it does not take `env_kwargs`.
         """
         for name in ("num_envs", "device", "seed"):
             if name in self.env_kwargs:
@@ -166,7 +166,7 @@ class AlgorithmSpec(_Section):
             trust: Which modules names may import; see `RunSpec`.
 
         Raises:
-            ValueError: If a hyperparameter is not legal, or both this and that have a seed.
+            ValueError: If a hyperparameter is not legal, or `seed` and `algorithm_config` have different seeds.
         """
         cls = algorithm_config_class(self.algorithm, trust)
         values = with_preset(cls, self.preset, restored_options(cls, self.algorithm_config, trust))
@@ -174,7 +174,7 @@ class AlgorithmSpec(_Section):
             raise ValueError(f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of them.")
         try:
             return cls(**values)
-        except ValueError as error:  # what a config refuses is the user's mistake, whoever wrote the config
+        except ValueError as error:  # an illegal value is the user's mistake, even if the config is the user's own
             raise ValueError(str(error)) from error
 
 
@@ -183,7 +183,7 @@ class TrainerSpec(_Section):
     """How a trainer evaluates, saves and tracks.
 
     Raises:
-        TypeError: If `eval_env` is none of these.
+        TypeError: If `eval_env` is not `"auto"`, a boolean, a name or None.
     """
 
     eval_env: str | bool | None = option(
@@ -229,7 +229,7 @@ class TrainerSpec(_Section):
 
     def make_tracker(self) -> Tracker:
         """Make the tracker, which keeps params and metrics."""
-        from rl8x.tracking import MLflowTracker, NullTracker  # `rl8x train --help` has no need of them
+        from rl8x.tracking import MLflowTracker, NullTracker  # imported late, as `rl8x train --help` needs no MLflow
 
         if not self.tracking:
             return NullTracker()
@@ -243,7 +243,7 @@ class RunOptions(_Section):
     """The options of a `run()`.
 
     Raises:
-        ValueError: If there are films without evaluations.
+        ValueError: If `evals_per_film` is given without `steps_per_eval`.
     """
 
     env_config: dict[str, Any] | None = option(
@@ -274,13 +274,13 @@ class RunOptions(_Section):
             raise ValueError("`evals_per_film` counts the evaluations of the run: give `steps_per_eval` too.")
 
     def conditions(self, trust: Trust = False) -> list[Condition]:
-        """Make the stop conditions, anew at each call, since they remember what they saw.
+        """Make the stop conditions, new ones at each call, since they have a state.
 
         Args:
             trust: Which modules names may import; see `RunSpec`.
 
         Raises:
-            ValueError: If one is not legal; the message has its place in the list.
+            ValueError: If one is not legal; the message has its index in the list.
         """
         conditions, find = [], functools.partial(import_named, trust=trust)
         for index, spec in enumerate(self.stop_conditions):
@@ -299,20 +299,20 @@ SECTIONS: Final[Mapping[str, type[_Section]]] = {
 }
 _OF_A_STUDY: Final = ("train", "test", "test_cells", "seeds", "vary", "trials")
 FIELDS: Final = {field.name: field for section in SECTIONS.values() for field in dataclasses.fields(section)}
-"""Every key of a run file with its field; no two sections have one of the same name."""
+"""Every key of a run file with its field; no two sections share a key."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """How a run is made, as values that can be written; `Trainer.from_spec` makes it.
+    """The description of a run, as values that a file can hold; `Trainer.from_spec` makes its trainer.
 
     Args:
-        trust: No part of it, and no key of a run file: whether what is named here may import any module, whose code
-            then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
-            rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted.
+        trust: Whether names in the spec may import any module, which runs its code, and may be any factory. Without it
+            only classes are used, of modules that are already imported or belong to rl8x, torch or Gymnasium. A
+            collection lists the trusted names. It is not compared, and not a key of run files.
 
     Attributes:
-        env: What makes the environment.
+        env: The environment and its constructor's arguments.
         algorithm: The algorithm and its hyperparameters.
         trainer: How it is evaluated, saved and tracked.
         run: The options of `run()`.
@@ -328,14 +328,14 @@ class RunSpec:
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
-        """Make a run of plain data, as a run file has it, and check all that can be without making the environment.
+        """Make a run from plain data, as in a run file, and check everything that needs no environment.
 
         Args:
-            data: The content of a run file; rl8's names `env_cls`, `model_cls`, ... are understood.
+            data: The content of a run file; rl8's names `env_cls`, `model_cls`, ... are accepted.
             trust: Which modules names in the data may import; see the class.
 
         Raises:
-            TypeError: If a value is of another kind.
+            TypeError: If a value has a wrong type.
             ValueError: If a key or a name is unknown, a value is not legal, or a name may not be imported.
         """
         data = renamed(data)
@@ -349,12 +349,12 @@ class RunSpec:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunSpec:
-        """Read a run file, put `key=value` overrides in, and check the result as `from_plain` does.
+        """Read a run file, apply `key=value` overrides, and check the result as `from_plain` does.
 
         Args:
             path: The file; see `load_run_file`.
-            overrides: Texts `key=value` as `rl8x train` takes them: the key is a dotted path or a hyperparameter, and a
-                number takes the place of the file's schedule of it.
+            overrides: Texts `key=value` as for `rl8x train`: the key is a dotted path or a hyperparameter, and a number
+                replaces the file's schedule of the hyperparameter.
             trust: Which modules names in the file may import; see the class.
         """
         data, overrides = renamed(load_run_file(path)), list(overrides)
@@ -363,7 +363,7 @@ class RunSpec:
 
     @classmethod
     def read(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunSpec:
-        """Make a run of plain data whose keys are known, and check its kinds and ranges alone: nothing is imported.
+        """Make a run from plain data with known keys; check only types and ranges, without imports.
 
         Args:
             data: The content of a run file, or the `spec` of a checkpoint.
@@ -376,21 +376,21 @@ class RunSpec:
         return cls(**sections, trust=trust)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields that are not at their defaults, as a run file has them."""
+        """Return the fields that are not at their defaults, as in a run file."""
         return {key: value for name in SECTIONS for key, value in getattr(self, name).to_plain().items()}
 
     def replace(self, **fields: Any) -> RunSpec:
-        """Return it with other values of some keys of a run file, checked as `from_plain` does.
+        """Return a run with other values of some keys, checked as by `from_plain`.
 
         Args:
-            fields: The keys and their values.
+            fields: The keys of a run file and their values.
         """
         return RunSpec.from_plain(self.to_plain() | fields, trust=self.trust)
 
     def diff(self, other: RunSpec) -> dict[str, tuple[Any, Any]]:
-        """Return the keys in which another run differs, with the values here and there.
+        """Return the keys in which another run differs, with this run's value and the other's.
 
-        Hyperparameters are keys of their own, as `algorithm_config.lr`. How progress is shown is no part of a run.
+        Each hyperparameter is a separate key, such as `algorithm_config.lr`. `progress` is not compared.
 
         Args:
             other: The other run.
@@ -406,47 +406,47 @@ class RunSpec:
 
     @functools.cached_property
     def config(self) -> AlgorithmConfig:
-        """The algorithm's config; raises `ValueError` where a hyperparameter is not legal."""
+        """The algorithm's config; raises `ValueError` if a hyperparameter is not legal."""
         return self.algorithm.make_config(self.trust)
 
     @functools.cached_property
     def evaluates(self) -> bool:
-        """Whether the run makes evaluations: every `steps_per_eval`, or because a stop condition asks for them."""
+        """Whether the run makes evaluations, every `steps_per_eval` or for a stop condition."""
         asked = [part.evaluates for condition in self.run.conditions(self.trust) for part in parts(condition)]
         return any(asked) or self.run.steps_per_eval is not None
 
     @property
     def params(self) -> dict[str, Any]:
-        """The options of its `run()` as params in MLflow; hyperparameters are resolved, and params of their own."""
+        """The `run()` options as params in MLflow; the algorithm's params have the hyperparameters."""
         shown = [_shown_condition(each, self.trust) for each in self.run.stop_conditions]
         numbers = {f"run.{name}": getattr(self.run, name) for name in ("steps_per_eval", "evals_per_film", "max_steps")}
         return {**numbers, "run.stop_conditions": shown}
 
     def checked(self) -> RunSpec:
-        """Return it if all of it is legal, as far as is known without making the environment; see `from_plain`."""
+        """Return the run with whole numbers coerced; raise if a part that needs no environment is not legal."""
         from rl8x.tracking.secrets import find_hidden
 
         hideable = {"env_kwargs": self.env.env_kwargs, "algorithm_config": self.algorithm.algorithm_config}
         for hidden in filter(None, (find_hidden(values, name) for name, values in hideable.items())):
             raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
         cls = algorithm_config_class(self.algorithm.algorithm, self.trust)
-        # Algorithms that learn from data alone can do without.
+        # Algorithms that learn from data alone need no environment.
         needed = inspect.signature(cls.build).parameters.get("env")
         if not self.env.env and (needed is None or needed.default is not None):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.trainer.make_checkpoints()
         given = self.algorithm.algorithm_config
         check_names(given, cls)
-        # `1e6` is a whole number where a hyperparameter is one.
+        # A float such as `1e6` becomes an integer if the hyperparameter is one.
         fields = (field for field in dataclasses.fields(cls) if field.name in given)
         coerced = {field.name: _coerced(field, given[field.name]) for field in fields}
         algorithm = dataclasses.replace(self.algorithm, algorithm_config=frozen({**given, **coerced}))
         spec = dataclasses.replace(self, algorithm=algorithm)
-        _ = spec.evaluates, spec.config  # kept, for whoever makes the run
+        _ = spec.evaluates, spec.config  # checks them, and caches them for making the run
         return spec
 
     def without_effect(self) -> dict[str, str]:
-        """Return the keys, not at their defaults, that have no effect, as `key=value`, each with the reason."""
+        """Return the keys that are not at their defaults but have no effect, as `key=value`, with the reasons."""
         unused: dict[str, str] = {}
         if not self.evaluates:
             why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
@@ -460,15 +460,15 @@ class RunSpec:
     # -- making
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
-        """Build the environment, where there is one, and the algorithm; `ValueError` where they do not fit."""
+        """Build the environment, if there is one, and the algorithm; raise `ValueError` if they do not fit."""
         return self.build(self.config, self.env.maker(self.trust) if self.env.env else None)
 
     def build(self, config: AlgorithmConfig, maker: Callable[..., Env] | None) -> GenericAlgorithmBase[Any]:
-        """Build the algorithm of a config, with what makes its environment or from its data set.
+        """Build the algorithm of a config, with its environment or from its data set.
 
         Args:
             config: The config, whose `build` may raise `ValueError`.
-            maker: What makes the environment; None where there is none.
+            maker: The factory of the environment; None without an environment.
         """
         build: Callable[..., GenericAlgorithmBase[Any]] = config.build
         if maker is not None:
@@ -477,7 +477,7 @@ class RunSpec:
         return build() if dataset is None else build(dataset=dataset)
 
     def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:
-        """Read a data set that does not say its spaces with those of the environment to evaluate in; None elsewhere."""
+        """Load a data set that lacks spaces, with those of the evaluation environment; None if it has them."""
         path, evaluated_in = getattr(config, "dataset", None), self.trainer.eval_env
         if not isinstance(path, str) or not lacks_spaces(Path(path)):
             return None
@@ -496,7 +496,7 @@ class RunSpec:
 
 
 def _shown_condition(spec: Any, trust: Trust) -> str:
-    """Return the repr of a stop condition; the plain data where its class is not found, as in a script's namespace."""
+    """Return the repr of a stop condition; its plain data if its class cannot be imported, as from a script."""
     if is_unwritable(spec):
         return str(spec[UNWRITABLE])
     with contextlib.suppress(ValueError, TypeError):
@@ -505,7 +505,7 @@ def _shown_condition(spec: Any, trust: Trust) -> str:
 
 
 def _unknown(name: str, hyperparameters: Collection[str]) -> str:
-    """Say what an unknown key may mean."""
+    """Return the message for an unknown key, with its likely meaning."""
     if name in _OF_A_STUDY:
         return f"unknown key {name!r}: it is one of a study, which `rl8x study -f FILE` runs."
     here = name_here(name, hyperparameters)
@@ -520,7 +520,7 @@ def _names(cls: Any) -> list[str]:
 
 
 def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
-    """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay."""
+    """Prefix an override of a hyperparameter, such as `lr=3e-4`, by `algorithm_config.`; others stay unchanged."""
     name = re.split(r"[.=]", override, maxsplit=1)[0].strip()
     of_run = {*FIELDS, *ALIASES}
     hyperparameters = {*_names(cls), *hyperparameter_aliases(_names(cls))} - of_run
@@ -529,13 +529,13 @@ def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
 
 
 def class_named_in(data: Mapping[str, Any], trust: Trust) -> type[AlgorithmConfig]:
-    """Return the config class of the algorithm that a run's data names; the default's where they name none."""
+    """Return the config class of the algorithm that a run's data names, else of the default algorithm."""
     named = data.get("algorithm")
     return algorithm_config_class(named if isinstance(named, str) else AlgorithmSpec.algorithm, trust)
 
 
 def without_schedules(data: Mapping[str, Any], numbers: Iterable[str]) -> dict[str, Any]:
-    """Return a run's data without the schedules that numbers take the place of, but for those that adapt."""
+    """Return a run's data without the schedules of hyperparameters in `numbers`, except adaptive schedules."""
     given = data.get("algorithm_config")
     if not isinstance(given, Mapping):
         return dict(data)
@@ -550,7 +550,7 @@ def overridden(
     config_class: type[AlgorithmConfig],
     hyperparameters: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return a run's data with `key=value` words, and then hyperparameters, put in, also in place of schedules."""
+    """Return a run's data with `key=value` words and then hyperparameters applied; numbers replace schedules."""
     words = [under_algorithm(word, config_class) for word in words]
     given = apply_overrides({}, words, ALIASES).get("algorithm_config")
     numbers = {*(given if isinstance(given, Mapping) else ()), *hyperparameters}
@@ -564,7 +564,7 @@ def overridden(
 
 
 def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Check a value's type as far as `check_options` does not, and read `1e6` as a whole number where one is needed."""
+    """Check a value's type where `check_options` does not, and return floats such as `1e6` as integers if needed."""
     if is_unwritable(value):
         return value
     kinds = kind_of(field)

@@ -1,4 +1,4 @@
-"""Settings that learn, by task and algorithm: run files of this package, and what was measured with them."""
+"""Tuned settings by task and algorithm: run files of this package, and the results measured with them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SETTINGS: Final = Path(__file__).parent / "settings"
 
 
 def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
-    """Return a setting that learns a task, as a run: what its run file says.
+    """Return a tuned setting that learns a task, as the run in its run file.
 
     Args:
         task: The environment: a built-in name or a Gymnasium id; `rl8x tuned` lists them.
-        algorithm: Its name, such as `"sac"`.
+        algorithm: The algorithm's name, such as `"sac"`.
 
     Raises:
-        ValueError: If there is no such setting; the message lists those that there are.
+        ValueError: If there is no such setting; the message lists the existing ones.
     """
     return RunSpec.from_file(tuned_file(task, algorithm))
 
@@ -53,14 +53,14 @@ def tuned_files() -> Mapping[str, Mapping[str, Path]]:
 
 
 def listed() -> str:
-    """Write which settings there are, in one line."""
+    """Return all settings as one line of text."""
     each = (f"{task} ({', '.join(algorithms)})" for task, algorithms in tuned_files().items())
     return f"There are {', '.join(each)}."
 
 
 def tuned_rows() -> list[tuple[str, ...]]:
-    """Return the cells of a table of all settings; of one that was not measured what its run file says."""
-    # Transitions, returns by seed and median CPU seconds of those that were measured, by the stems of their files.
+    """Return the cells of a table of all settings; for unmeasured ones the transitions are those of the run file."""
+    # Transitions, returns by seed and median CPU seconds of measured settings, by the stems of their files.
     measured: dict[str, Any] = json.loads((SETTINGS / "measured.json").read_text(encoding="utf-8"))
     lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
     for path in (path for files in tuned_files().values() for path in files.values()):
