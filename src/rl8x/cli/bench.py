@@ -209,7 +209,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Train a job's `run` for `seconds` after the first iteration, without evaluations and checkpoints.
 
-    Returns what was measured; or `error`, why it was not, in one line, and `mistake`, whether the run is not legal.
+    Return the measurements; or `error`, the reason for a failure in one line, and `mistake`, whether the user made it.
     """
     trainer = None
     with warnings.catch_warnings(record=True) as caught:

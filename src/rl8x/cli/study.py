@@ -1,4 +1,4 @@
-"""`rl8x study`, `report` and `compare`: trainings tested in many environments, what came out, and runs side by side."""
+"""`rl8x study`, `report` and `compare`: run a study, report its results, and compare runs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def study(words: tuple[str, ...], file: str | None, dry_run: bool, trust: bool, 
 
 
 def _list(config: Any) -> None:
-    """Say what a study would do."""
+    """Print the trainings and tests that a study would make."""
     from rl8x.envs.cells import num_cells
 
     cells = num_cells(config.cells())
@@ -107,7 +107,7 @@ def _list(config: Any) -> None:
 
 
 def _summarize(study: Any, frame: Any) -> None:
-    """Print results, of trainings that no cell is inside of why that is, failures, and what to do next."""
+    """Print results, why a training has no test cell inside its range, failures, and what to do next."""
     from rl8x.envs.cells import why_none_is_inside
     from rl8x.studies import table as columns
 
@@ -128,7 +128,7 @@ def _summarize(study: Any, frame: Any) -> None:
 
 
 def _rows(frame: Any) -> list[list[str]]:
-    """Make a line for each training configuration and set of hyperparameters: mean returns over seeds."""
+    """Return a row for each training configuration and set of hyperparameters: mean returns over seeds."""
     from rl8x.studies import table as columns
     from rl8x.studies.statistics import HEADINGS
 
@@ -136,7 +136,7 @@ def _rows(frame: Any) -> list[list[str]]:
     by = columns.who(final)
     policies = columns.policies(final).groupby(by, sort=False, dropna=False)
     within = final.groupby(by, sort=False, dropna=False)[columns.INSIDE]
-    # A return that is not finite makes no mean of the others.
+    # A return that is not finite is not skipped, so its mean is not finite either.
     means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map("{:.4g}".format)
     means["inside"] = means["inside"].where(within.any(), "-")
     means["outside"] = means["outside"].where(~within.all(), "-")

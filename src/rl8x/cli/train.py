@@ -1,4 +1,4 @@
-"""`rl8x train` and `rl8x resume`: a run from a run file and options, or from a checkpoint, to its end."""
+"""`rl8x train` and `rl8x resume`: train a run from a run file and options, or from a checkpoint, to its end."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ rl8x train CartPole --lr 3e-4 --dry-run > run.yaml    # a run file: the same key
 An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose fields are options too:
   rl8x train CartPole --algorithm my_module.MyConfig --help
 """
-# Keys that have a form of their own on the command line
+# Keys with a special form on the command line
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
-# What their messages explain: what was asked for is not to be had on this machine, or with these ranks.
+# Errors whose messages suffice: the request is impossible on this machine, or with these ranks.
 _IMPOSSIBLE: Final = (ProgramError, RankError)
 
 
@@ -86,7 +86,7 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
         warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=1)
     if not dry_run:
         return run_to_the_end(trainer, trainer.run, run.run.progress)
-    from rl8x.tracking.secrets import hide_in_data  # what is printed is mostly sent to a file
+    from rl8x.tracking.secrets import hide_in_data  # the output usually goes to a file
 
     shown = hide_in_data(run.to_plain())
     click.echo(dump_run(shown), nl=False)
@@ -96,7 +96,7 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
 
 
 def _saved_class(parameters: Mapping[str, Any], asks_help: bool) -> type[AlgorithmConfig] | None:
-    """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
+    """Find the saved run's config class if an option or `--help` needs it, as the search may query a server."""
     run, words, trust = parameters.get("run"), parameters.get("words") or (), parameters.get("trust", False)
     if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
         return None
@@ -146,7 +146,7 @@ def resume(run: str, words: Sequence[str], auto: bool, tracking_uri: str | None,
 
 
 def _hyperparameters(words: Sequence[str]) -> dict[str, Any]:
-    """Read NAME=VALUE of hyperparameters, with `algorithm_config` before them or not; refuse other keys of a run."""
+    """Read NAME=VALUE of hyperparameters, with or without `algorithm_config.`; raise for other keys of a run."""
     overrides = apply_overrides({}, words)
     if isinstance(overrides.get("algorithm_config"), Mapping):
         overrides |= overrides.pop("algorithm_config")
@@ -160,7 +160,7 @@ def _hyperparameters(words: Sequence[str]) -> dict[str, Any]:
 
 
 def make_trainer(source: str | Path, **options: Any) -> Trainer:
-    """Make the trainer of a run that goes on; where only a script can, say how it does."""
+    """Make the trainer that resumes a run; if only a script can, raise `UserError` with the Python call."""
     from rl8x.checkpoint import CheckpointError
     from rl8x.trainers import Trainer
 
@@ -175,9 +175,9 @@ def make_trainer(source: str | Path, **options: Any) -> Trainer:
 
 
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
-    """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with.
+    """Make the trainer of `rl8x train --resume`; None if `"auto"` finds no run to resume.
 
-    `run` builds the algorithm, which must be as it was; its options are the trainer's, and those of the next `run()`.
+    `run` builds the algorithm, which must match the saved one. It sets the options of the trainer and its next `run()`.
     """
     from rl8x.checkpoint import Checkpoints, find, listed
     from rl8x.checkpoint.load import find_unfinished
@@ -194,7 +194,7 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
         place = folder
     checkpoint = find(place, auto=source == "auto")
     saved, own, algorithm = checkpoint.metadata["run"], run.trainer, run.make_algorithm()
-    tracker = None  # that of the run file, if it uses the store of the checkpoint
+    tracker = None  # the run file's tracker if it uses the checkpoint's store, else the saved run's
     if own.tracking and own.tracking_uri is not None and saved["tracker"] == "MLflowTracker":
         tracker = own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
     found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
@@ -207,22 +207,22 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:
-    """Run a trainer and return the exit code; say why it stopped, where the run is and how to continue it.
+    """Run a trainer and return the exit code; print the results, and why it stopped if `progress` is `"none"`.
 
-    What `run` refuses before the first step is a mistake of the user's; what breaks later is a bug. Unless `progress`
-    is `"none"` the trainer has said how it ended itself.
+    Illegal input that `run` rejects before the first step is the user's mistake; later errors are bugs. Unless
+    `progress` is `"none"`, the trainer itself prints why it stopped, where the run is and how to continue it.
     """
     from rl8x.tracking import MLflowTracker
     from rl8x.tracking.shipping import end_unused
 
     before, failed = dict(trainer.state), True
     tracker = trainer.tracker if isinstance(trainer.tracker, MLflowTracker) else None
-    if tracker is None:  # as the run file says
+    if tracker is None:  # the run file turns tracking off
         end_unused()
     try:
         stats = run()
         failed = False
-        if not ranks().is_first:  # rank 0 says it
+        if not ranks().is_first:  # only rank 0 prints
             return 0
         if progress == "none":
             say(f"stopped by {stats.stop_reason}")
@@ -238,16 +238,16 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     finally:
         for line in trainer.ending if progress == "none" and ranks().is_first else ():
             say(line, err=failed)
-    where = None if tracker is None else tracker.whereabouts()  # neither in the store nor on the disk are lost rows
+    where = None if tracker is None else tracker.whereabouts()  # lost rows are neither in the store nor on disk
     return LOST_ROWS if where is not None and (where.unsent.num_lost or where.unsent.num_others_lost) else 0
 
 
 def _summarize(stats: TrainStats, evaluated_at: int) -> None:
-    """Say what was trained, and what the last evaluation measured."""
+    """Print the amount of training, and the results of the last evaluation."""
     names = (keys.STEPS, keys.UPDATES, keys.ENV_STEPS, keys.ENV_EPISODES)
     steps, updates, env_steps, episodes = (int(stats[name]) for name in names)
     seen = f"{env_steps:,} transitions, {counted(episodes, 'episode')}"
-    seen = seen if env_steps else counted(updates, "update")  # from a data set, or before the first step
+    seen = seen if env_steps else counted(updates, "update")  # training on a data set, or no step yet
     say(f"trained     {counted(steps, 'step')}, {seen}")
     when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,}"
     whole = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)

@@ -1,4 +1,4 @@
-"""Runs side by side: the params that differ, final and best metrics, and learning curves."""
+"""Compares runs: the params that differ, final and best metrics, and learning curves."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 PAGE: Final = "compare.html"
 _CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
-# Of these a run has `best/NAME` of all its rows.
+# Metrics for which a run logs `best/NAME`, the best over all its rows.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
 _PREFIX: Final = "algorithm_config."
-_FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # which follow from other params, or from chance
-_MAX_VALUE: Final = 40  # letters of a param's value that a table or label shows
+_FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # follow from other params, or from chance
+_MAX_VALUE: Final = 40  # characters of a param's value that a table or label shows
 
 
 @dataclass
 class Comparison:
-    """Runs side by side; its text is the table for a terminal.
+    """A comparison of runs; its text is the table for a terminal.
 
     Attributes:
-        runs: In the order in which they were asked for.
-        metrics: The metrics that are compared.
+        runs: The runs, in the requested order.
+        metrics: The compared metrics.
         points: The finite points of all curves: `run_id`, `metric`, `step` by the clock of its algorithm, `value`.
-        group_by: The params whose values make groups.
-        groups: The runs of each group, by its label; one group a run where nothing groups them.
+        group_by: The params by whose values runs are grouped.
+        groups: The runs of each group by its label; without `group_by` each run is a group.
         minimize: Whether the lowest value of a metric is its best one.
         level: Coverage of the intervals.
-        folder: Where its files were written last; None where they were not.
+        folder: The folder of the last `write`; None before that.
     """
 
     runs: tuple[RunRecord, ...]
@@ -70,14 +70,14 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A row for each run.
 
-        `params.NAME` are the params that differ (`0.01, later 0.001` where a run went on with another value), `steps`
-        is where the run ended, and of each metric there are the last value, the best one (`best/NAME`), and the step of
-        that (`best_step/NAME`).
+        `params.NAME` are the params that differ (`0.01, later 0.001` if a run was resumed with another value), and
+        `steps` is the last step of the run. Each metric has its last value, its best value (`best/NAME`), and the step
+        of the best (`best_step/NAME`).
         """
         rows, shown, last = [], differing(self.runs), self.points.groupby("run_id")["step"].max()
         for run in self.runs:
             params, clock = params_of(run), _clock_of(run)
-            # Where a run logs no clock, it ends with the last step of the metrics compared.
+            # A run without a clock ends at the last step of the compared metrics.
             steps = last.get(run.id, math.nan) if clock is None else run.metrics[clock]
             row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
             row |= {f"params.{name}": params.get(name) for name in shown} | {"steps": steps}
@@ -87,14 +87,14 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def _values(self, metric: str, run: RunRecord) -> tuple[float, float, float]:
-        """Return the last and the best value of a run's metric, and the step of that."""
+        """Return the last value of a run's metric, its best value, and the step of the best."""
         own = self._of(metric, run)
         if own.empty:
             return statistics.NOTHING
         best = own.loc[own["value"].idxmin() if self.minimize else own["value"].idxmax()]
         value, step = float(best["value"]), float(best["step"])
         of_all_rows = run.metrics.get(f"best/{metric}", math.nan)
-        if metric in _WITH_BEST and not self.minimize and of_all_rows > value:  # its point was thinned out
+        if metric in _WITH_BEST and not self.minimize and of_all_rows > value:  # the history is thinned and lacks it
             value, step = of_all_rows, run.metrics.get(f"best_step/{metric}", math.nan)
         return float(own["value"].iloc[-1]), value, step
 
@@ -104,7 +104,7 @@ class Comparison:
 
     @property
     def grouped(self) -> pandas.DataFrame:
-        """A row for each group: its runs, and mean and interval over them of each metric's last and best value."""
+        """A row for each group: the number of runs, and means with intervals of each metric's last and best value."""
         frame = self.frame.set_index("run_id")
         rows = []
         for label, runs in self.groups.items():
@@ -121,7 +121,7 @@ class Comparison:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reservations about the figures, in sentences."""
+        """Caveats about the numbers, in sentences."""
         lacking = {name: [run.name for run in self.runs if self._of(name, run).empty] for name in self.metrics}
         notes = [f"No value of {name} in {statistics.named(runs)}." for name, runs in lacking.items() if runs]
         sizes = {len(own) for own in self.groups.values()} if self.group_by else {0}
@@ -132,7 +132,7 @@ class Comparison:
         return tuple(notes)
 
     def cells(self) -> list[list[str]]:
-        """Return the table of runs as texts, the headings first; with how each ended unless all have finished."""
+        """Return the table of runs as texts, headings first; with a column `status` unless all runs are FINISHED."""
         frame = self.frame
         columns = [["run", *map(in_line, frame["name"])]]
         for name in (name for name in frame if name.startswith("params.")):
@@ -147,7 +147,7 @@ class Comparison:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def grouped_cells(self) -> list[list[str]]:
-        """Return the table of groups as texts, the headings first."""
+        """Return the table of groups as texts, headings first."""
         frame = self.grouped
         columns = [["group", *frame["group"]], ["runs", *frame["runs"].astype(str)]]
         for name, head in self._heads.items():
@@ -157,7 +157,7 @@ class Comparison:
 
     @property
     def _heads(self) -> dict[str, str]:
-        """The headings of last and best values by their columns."""
+        """The headings of the columns of last and best values, by column."""
         best, heads = "lowest" if self.minimize else "best", dict[str, str]()
         for metric in self.metrics:
             heads |= {metric: metric, f"best/{metric}": f"{best} {metric}"}
@@ -172,7 +172,7 @@ class Comparison:
         return "\n\n".join([*(table(rows, width) for rows in tables), *["\n".join(self.notes)] * bool(self.notes)])
 
     def curves(self, metric: str) -> dict[str, Curve]:
-        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
+        """Return the mean learning curve of each group with its interval, on common steps of its runs.
 
         Args:
             metric: The metric's name.
@@ -209,7 +209,7 @@ class Comparison:
 
     @property
     def html(self) -> str:
-        """The page."""
+        """The HTML page."""
         lead = counted(len(self.runs), "run")
         sections = [("Runs", figures.table(self.cells()) + figures.paragraphs(self.notes))]
         if self.group_by:
@@ -218,10 +218,10 @@ class Comparison:
         return figures.page("Comparison of runs", f"{lead}.", [*sections, *map(figures.image, self.drawings)])
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures; returns their paths, the page first.
+        """Write the page, tables and figures; return their paths, the page first.
 
         Args:
-            folder: The folder, which is made.
+            folder: The folder, which is made if it is missing.
         """
         tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
@@ -249,17 +249,17 @@ def compare(
     """Compare runs.
 
     Args:
-        runs: Names or IDs of runs, or folders of checkpoints, or one such; of a run with children these are compared.
-        experiment: Name or ID of an experiment, all of whose runs are compared too.
+        runs: Names or IDs of runs, or folders of checkpoints, or a single one; a run with children stands for these.
+        experiment: Name or ID of an experiment whose runs are also compared.
         metrics: The metrics to compare, or one. None: returns of evaluations if all runs have them, else of training.
-        group_by: Params whose values make groups; runs of a group are averaged.
+        group_by: Params by whose values runs are grouped; runs of a group are averaged.
         minimize: Whether the lowest value of a metric is its best one.
         level: Coverage of the intervals over the runs of a group, in (0, 1).
-        tracking_uri: Where the runs are. None: as in training.
+        tracking_uri: MLflow's tracking URI of the runs. None: as in training.
         output: A folder for a page, tables and figures. None: nothing is written.
 
     Returns:
-        The runs side by side; its text is the table for a terminal.
+        The comparison; its text is the table for a terminal.
 
     Raises:
         ValueError: If a run, metric or param does not exist, the runs have no common metric, or `level` is illegal.
@@ -298,7 +298,7 @@ def _listed(words: Sequence[Any] | str | Path) -> Sequence[Any]:
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
-    """Find runs by name, ID, or folder of a study or of checkpoints, each once; a parent stands for its children."""
+    """Find runs by name, ID, or folder of a study or of checkpoints, without duplicates; children replace a parent."""
     found: list[RunRecord] = []
     for word in runs:
         run = _of_folder(reader, Path(word)) or reader.run(str(word))
@@ -315,7 +315,7 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
 
 
 def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
-    """Find the parent run of a study's folder, or the run of checkpoints; None where a path leads to neither."""
+    """Find the parent run of a study's folder, or the run of checkpoints; None if a path is neither."""
     if os.path.isfile(path / DEFINITION):
         parent = reader.run_of_spool(str(read(path / DEFINITION).get("run_key", "")))
         if parent is None:
@@ -333,12 +333,12 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
 
 
 def _clock_of(run: RunRecord) -> str | None:
-    """Return the counter that a run's steps count: transitions, else updates; None where it logs neither."""
+    """Return the counter that a run's steps count: transitions, else updates; None if it logs neither."""
     return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 
 def common_metric(runs: Sequence[RunRecord]) -> str:
-    """Choose the metric to compare: returns of evaluations, else of training, that all runs have."""
+    """Return the default metric to compare, which all runs have: returns of evaluations, else of training, else any."""
     common = set.intersection(*(set(run.metrics) for run in runs))
     others = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
     if useful := [*filter(common.__contains__, _PREFERRED), *others]:
@@ -349,16 +349,16 @@ def common_metric(runs: Sequence[RunRecord]) -> str:
 
 
 def params_of(run: RunRecord) -> dict[str, str]:
-    """Return a run's params; where it went on with another value, which MLflow has as a tag: `0.01, later 0.001`."""
+    """Return a run's params; one that changed at a resume, which is a tag in MLflow, reads `0.01, later 0.001`."""
     changed = {name: run.tags.get(legal_name(PARAM_CHANGE_TAG + name)) for name in run.params}
     later = {name: f", later {value}" for name, value in changed.items() if value is not None}
     return {name: value + later.get(name, "") for name, value in run.params.items()}
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """List the params that do not have one value in all runs, in the order of the runs, but those that others tell.
+    """List the params whose values differ between runs, without those that other params imply.
 
-    `model_config.hidden_sizes` is what was given, `model.hidden_sizes` what the model has, which each run can say.
+    The given `model_config.hidden_sizes` is left out if every run has the model's own `model.hidden_sizes`.
     """
     params = [params_of(run) for run in runs]
     names = dict.fromkeys(name for own in params for name in own)
@@ -369,7 +369,7 @@ def differing(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def param_name(name: str, runs: Sequence[RunRecord]) -> str:
-    """Find a param by its name in MLflow, or as run files have it: `lr` may be called `algorithm_config.lr`."""
+    """Find a param by its name in MLflow or in run files: `lr` may be called `algorithm_config.lr`."""
     known = dict.fromkeys(param for run in runs for param in run.params)
     for candidate in (name, name.removeprefix(_PREFIX), _PREFIX + name):
         if candidate in known:
@@ -381,9 +381,9 @@ def param_name(name: str, runs: Sequence[RunRecord]) -> str:
 
 
 def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
-    """Put runs into groups by the values of params, in the order of their values; each alone where there are none."""
+    """Group runs by the values of the params `by`, in the order of these values; without params each run alone."""
     if not by:
-        names = Counter(run.name for run in runs)  # which need not be unique, IDs are
+        names = Counter(run.name for run in runs)  # names need not be unique, unlike IDs
         return {run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})": [run] for run in runs}
     groups: dict[str, list[RunRecord]] = {}
     values = {run.id: [params_of(run).get(name) for name in by] for run in runs}
@@ -394,7 +394,7 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
 
 
 def _order(value: str | None) -> tuple[int, float, str]:
-    """Sort numbers before other values, and what is missing last."""
+    """Return a key that sorts numbers before other values, and missing values last."""
     with contextlib.suppress(ValueError):
         return (2, 0.0, "") if value is None else (0, float(value), value)
     return 1, 0.0, str(value)

@@ -1,4 +1,4 @@
-"""The config of a study: a run's keys and those of a study, from a file or a script."""
+"""The config of a study, from a file or a script: the keys of a run and further keys of a study."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 from rl8x.trainers import Trainer
 
-# Keys of a run that a study decides itself.
+# Keys of a run that a study sets itself, with the keys to use instead.
 _DECIDED: Final = {
     "env_config": "give it by name under `train`",
     "seed": "list them as `seeds`",
     "run_name": "a study has a `name`",
 }
-_FREE: Final = ("progress", "trials", "directory")  # which may be different when a study goes on
+_FREE: Final = ("progress", "trials", "directory")  # may change when a study is resumed
 _MAX_TRAININGS: Final = 10_000
 _RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")  # such as {"log_uniform": [1e-4, 1e-2]}
 
@@ -49,16 +49,16 @@ class Training:
     training: str
     vary: Mapping[str, Any]
     seed: int
-    trial: int | None = None  # its number, in a search
+    trial: int | None = None  # the trial's number in a search
 
     @property
     def label(self) -> str:
-        """Its name for people: `wide lr=0.001 seed=0`."""
+        """A readable name: `wide lr=0.001 seed=0`."""
         return f"{self.group} seed={self.seed}"
 
     @property
     def group(self) -> str:
-        """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
+        """The common name of trainings that differ only by seed; in a search it has rounded values and the trial."""
         parts, searched = [self.training], self.trial is not None
         for name, value in (dict(self.vary) | ({"trial": self.trial} if searched else {})).items():
             text = value if isinstance(value, str) else json.dumps(value)
@@ -69,7 +69,7 @@ class Training:
 
     @property
     def key(self) -> str:
-        """A name of a folder, of its own."""
+        """A unique name for the training's folder."""
         text = json.dumps([self.training, dict(self.vary), self.seed, self.trial], sort_keys=True)
         readable = re.sub(r"[^\w.=-]+", "-", self.label)[:60].strip("-.")
         return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -77,13 +77,13 @@ class Training:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
+    """A study: trainings under several configurations, hyperparameters and seeds, and the cells to test them in.
 
     Args:
         trust: Whether names in it may be imported, see `RunSpec`.
 
     Raises:
-        TypeError: If a value is of another kind.
+        TypeError: If a value has a wrong type.
         ValueError: If a value is out of its range, the trainings never end, are too many, or there is no test cell.
     """
 
@@ -114,7 +114,7 @@ class StudyConfig:
     directory: str | None = option(None, "The study's folder. None: mlruns/studies/NAME in the working directory.")
 
     def __post_init__(self, trust: Trust) -> None:
-        """Check everything that can be checked without an environment."""
+        """Check everything that needs no environment."""
         object.__setattr__(self, "trusted", trust)
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _plain_value(getattr(self, field.name), field.name))
@@ -131,11 +131,11 @@ class StudyConfig:
             object.__setattr__(self, name, frozen(value))
         self._check_vary()
         self._check_run()
-        self.cells()  # raises where there are none
+        self.cells()  # raises if there are none
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> StudyConfig:
-        """Make a study of plain data: the keys of a run file, and those of a study beside them.
+        """Make a study from plain data: the keys of a run file together with those of a study.
 
         Args:
             data: The content of a study's file.
@@ -143,7 +143,7 @@ class StudyConfig:
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
-            TypeError: If a value is of the wrong type.
+            TypeError: If a value has a wrong type.
         """
         data = renamed(data)
         own = [field.name for field in dataclasses.fields(cls) if field.name != "run"]
@@ -159,7 +159,7 @@ class StudyConfig:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust | None = None) -> StudyConfig:
-        """Read a study's file and put `key=value` overrides in, which may name what they like; its name is its stem.
+        """Read a study's file and apply `key=value` overrides; the study's default name is the file's stem.
 
         Args:
             path: YAML, TOML or JSON.
@@ -177,19 +177,19 @@ class StudyConfig:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """All of it as plain data, of which `from_dict` makes the same."""
+        """The study as plain data, from which `from_dict` makes an equal one."""
         own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "run"}
         return dict(thawed({**self.run, **own}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for a file, without passwords."""
+        """Return the study as plain data for a file, without passwords."""
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """Say, of each key but those that may change, how it differs from a stored definition; a sentence a key.
+        """Return a sentence for each key that differs from a stored definition, except keys that may change.
 
         Args:
-            before: What `to_dict()` returned when the study was begun.
+            before: The result of `to_dict()` when the study began.
         """
         now = json.loads(json.dumps(self.to_dict()))
         different = [name for name in {**before, **now} if name not in _FREE and before.get(name) != now.get(name)]
@@ -221,7 +221,7 @@ class StudyConfig:
         given = {name for name, value in self.run.items() if value not in (None, [])}
         if not {"max_steps", "stop_conditions"} & (given | {name.partition(".")[0] for name in self.vary}):
             raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
-        # Points at which every training is over
+        # No point may be after the end of every training.
         points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
         steps = self.vary.get("max_steps", [self.run.get("max_steps")])
         if isinstance(steps, list) and all(type(each) is int for each in steps) and points[-1:] > [max(steps)]:
@@ -251,13 +251,13 @@ class StudyConfig:
             raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
 
     def check(self) -> list[str]:
-        """Build the trainings' configs and environments, and refuse parameters and test cells that these lack.
+        """Build the trainings' configs and environments, and check that these have the parameters and test cells.
 
         Returns:
-            For each training that no test cell is inside of, why, in a sentence; not for those whose ranges move.
+            A sentence with the reason for each training whose range contains no test cell, unless its range moves.
 
         Raises:
-            ValueError: At the first thing that is not legal.
+            ValueError: For the first illegal part.
         """
         if self.searches and importlib.util.find_spec("optuna") is None:
             hint = "pip install 'rl8x[studies]', or list values in `vary`"
@@ -277,7 +277,7 @@ class StudyConfig:
         return list(dict.fromkeys(filter(None, notes.values())))
 
     def _check_env(self, run: RunSpec, name: str, num_envs: int) -> str | None:
-        """Check a training and the test in an environment; say why no cell is inside, if none is."""
+        """Check a training and the test in an environment; return why no cell is inside its range, None if one is."""
         with _opened(run, num_envs) as env:
             cells, config = self.cells(), self.train[name]
             env.plain_config(config, called=f"train[{name!r}]")
@@ -290,7 +290,7 @@ class StudyConfig:
 
     @property
     def searches(self) -> bool:
-        """Whether hyperparameters are searched for, rather than all combined."""
+        """Whether the study searches for hyperparameters, rather than combining all values."""
         return self.trials is not None
 
     def cells(self) -> Cells:
@@ -298,12 +298,12 @@ class StudyConfig:
         return make_cells(self.test, self.test_cells, self.test_seed)
 
     def units(self) -> dict[str, str]:
-        """Return the units of the test parameters that have one, as the environment of the first training says."""
+        """Return the units of test parameters, without those that have none, by the first training's environment."""
         with _opened(self.run_of(self.first_trainings()[0]), 1) as env:
             return {name: known.unit for name, known in env.parameters.items() if name in self.test and known.unit}
 
     def trainings(self) -> list[Training]:
-        """List the trainings: configurations, hyperparameters, and the seeds of each side by side."""
+        """List the trainings by configuration and hyperparameters, with consecutive seeds."""
         combined = [dict(zip(self.vary, each, strict=True)) for each in itertools.product(*self.vary.values())]
         return [Training(name, dict(each), seed) for name in self.train for each in combined for seed in self.seeds]
 
@@ -312,13 +312,13 @@ class StudyConfig:
 
         Args:
             number: The trial's number, from 0.
-            vary: Its value of each varied key.
+            vary: The trial's value of each varied key.
         """
         return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
 
     def first_trainings(self) -> list[Training]:
-        """List one training of each configuration and set of hyperparameters; of ranges their ends."""
-        # Of a choice all
+        """List one training of each configuration and set of hyperparameters, at most 256 sets, with ranges' ends."""
+        # A range contributes its two ends, a choice all its values.
         values = [next(iter(each.values())) if isinstance(each, Mapping) else each for each in self.vary.values()]
         combined = (dict(zip(self.vary, each, strict=True)) for each in itertools.product(*values))
         return [Training(name, each, self.seeds[0]) for each in itertools.islice(combined, 256) for name in self.train]
@@ -361,12 +361,12 @@ class StudyConfig:
 
 
 def _opened(run: RunSpec, num_envs: int) -> contextlib.closing[Env]:
-    """Make the environment that a training's policies are tested in, which the context closes."""
+    """Make the environment to test a training's policies in; the context closes it."""
     return contextlib.closing(run.env.maker(run.trust, env=tested_env(run))(num_envs, device="cpu", seed=0))
 
 
 def tested_env(run: RunSpec) -> str:
-    """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`."""
+    """Return the name of the environment to test a training's policies in; with a data set its `eval_env`."""
     if run.env.env:
         return run.env.env
     if isinstance(own := run.trainer.eval_env, str) and own != "auto":
@@ -375,7 +375,7 @@ def tested_env(run: RunSpec) -> str:
 
 
 def _check_range(name: str, values: Mapping[str, Any]) -> None:
-    """Refuse a range that is none, with a `ValueError`."""
+    """Raise `ValueError` if a range is not legal."""
     kind = next(iter(values), None)
     if len(values) != 1 or kind not in _RANGES:
         hint = did_you_mean(kind, _RANGES)
@@ -395,7 +395,7 @@ def _check_range(name: str, values: Mapping[str, Any]) -> None:
 
 
 def _listed_seeds(seeds: Any) -> list[int]:
-    """Return the seeds of each training as a list: 0, 1, ... where their number is given."""
+    """Return the seeds of each training as a list; a number of seeds gives 0, 1, ..."""
     listed = list(range(seeds)) if type(seeds) is int and seeds <= 10_000 else seeds
     legal = isinstance(listed, list) and all(type(seed) is int and seed >= 0 for seed in listed)
     if not legal or not listed or len(set(listed)) < len(listed):
@@ -404,7 +404,7 @@ def _listed_seeds(seeds: Any) -> list[int]:
 
 
 def _listed_points(points: Any) -> Any:
-    """Return the steps of the trainer at which to evaluate, sorted where they are a list; a number or None stays."""
+    """Return the trainer's steps at which to evaluate: a sorted list, or a number or None unchanged."""
     listed = points if isinstance(points, list) else [1 if points is None else points]
     if any(type(point) is not int or point < 1 for point in listed):
         raise ValueError(f"`evaluate_at` must be a list of steps, or a number for every so many; got {points!r}.")
@@ -412,7 +412,7 @@ def _listed_points(points: Any) -> Any:
 
 
 def _plain_value(value: Any, where: str) -> Any:
-    """Return a value of a script as plain data, as files have distributions, arrays and classes."""
+    """Return a script's value as plain data, in the form that files use for distributions, arrays and classes."""
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return _plain_value(value.to_dict(), where)
     if isinstance(value, type):

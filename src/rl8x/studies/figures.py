@@ -1,4 +1,4 @@
-"""Figures of a report, and pages with figures and tables: one HTML file that loads nothing, for light and dark."""
+"""Figures of a report, and pages with figures and tables: one self-contained HTML file, in light and dark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_PANELS: Final = 12
 
 
 def chosen(summary: statistics.Summary, most: int) -> list[int]:
-    """Return the positions of the groups to draw: all, or the baseline and the best by interquartile mean."""
+    """Return the positions of at most `most` groups to draw: the baseline and the best by interquartile mean."""
     base = summary.frame.index[summary.frame["label"] == summary.baseline]
     order = summary.frame["iqm"].sort_values(ascending=False, kind="stable").index
     return sorted([*base, *order.difference(base, sort=False)][:most])
@@ -36,7 +36,7 @@ def chosen(summary: statistics.Summary, most: int) -> list[int]:
 def heat_maps(
     groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: Mapping[str, str], theme: Theme
 ) -> Figure:
-    """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
+    """Draw a panel for each group: mean return over seeds at each pair of values, and the training's range."""
     maps = [drawing.over_two(group.scores.mean(axis=0), x, y) for group in groups]
     low, high = np.nanmin(maps), np.nanmax(maps)
     columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
@@ -50,7 +50,7 @@ def heat_maps(
         _draw_support(panel, supports.get(group.training, {}), x, y)
     for panel in panels.flat[len(groups) :]:
         panel.set_visible(False)
-    for column in range(columns):  # the lowest panel that is drawn has the ticks
+    for column in range(columns):  # the lowest visible panel has the ticks
         panels[(len(groups) - 1 - column) // columns, column].xaxis.set_tick_params(labelbottom=True)
     figure.supxlabel(drawing.labelled(x.name, units), fontsize=10, color=theme.text)
     figure.supylabel(drawing.labelled(y.name, units), fontsize=10, color=theme.text)
@@ -60,7 +60,7 @@ def heat_maps(
 
 
 def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
-    """Outline what was trained on: a rectangle, a line if one parameter was fixed, a cross if both were."""
+    """Outline the training's range: a rectangle, a line if one parameter was fixed, a cross if both were."""
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import Stroke
 
@@ -80,7 +80,7 @@ def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
 def curves(
     groups: Sequence[Group], supports: Supports, axis: Axis, units: Mapping[str, str], theme: Theme, level: float = 0.95
 ) -> Figure:
-    """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
+    """Draw the mean return over one parameter with its interval over seeds, and below it the training's ranges."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
     trained = {name: supports[name][axis.name] for name in supports if axis.name in supports[name]}
     trained = {group.training: trained[group.training] for group in groups if group.training in trained}
@@ -156,7 +156,7 @@ def profiles(groups: Sequence[Group], summary: statistics.Summary, theme: Theme)
     for number, group in enumerate(groups):
         if summary.over == "cells":
             band = statistics.bootstrap(share, group.scores, over="cells", level=summary.level, resamples=400)
-        else:  # it is an average over policies
+        else:  # the profile is an average over policies
             shares = share(group.scores[:, None])
             band = statistics.bootstrap(lambda drawn: drawn.mean(axis=-2), shares, level=summary.level)
         draw_line(panel, Curve(thresholds, *band), group.label, number, theme)
@@ -171,7 +171,7 @@ def progress(points: pandas.DataFrame, groups: Sequence[Group], theme: Theme, *,
     clock, within = clock_of(points), points[INSIDE].astype(bool)
     parts = {"all cells": points, "inside": points[within], "outside": points[~within]}
     parts = {name: part for name, part in parts.items() if len(part)}
-    if len(parts) == 2:  # all cells are inside, or all are outside
+    if len(parts) == 2:  # all cells are inside, or all outside, so the second part equals the first
         parts.popitem()
     figure = new_figure(1.2 + 3.3 * len(parts), 3.7)
     panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
@@ -216,7 +216,7 @@ pre { background: var(--panel); padding: 1rem; overflow-x: auto; border-radius: 
 
 
 def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
-    """Write a page of sections, each a heading and its HTML."""
+    """Return an HTML page of sections, each a heading and its HTML."""
     parts = "\n".join(f"<section><h2>{html.escape(head)}</h2>\n{body}</section>" for head, body in sections)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -227,7 +227,7 @@ def page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
 
 
 def image(figure: Drawing) -> tuple[str, str]:
-    """Write a section with a figure and its caption, drawn for light and for dark pages."""
+    """Return a section with a figure and its caption, drawn for light and dark pages, as its heading and HTML."""
     dark, light = (base64.b64encode(drawing.png(figure, theme)).decode() for theme in (drawing.DARK, drawing.LIGHT))
     body = (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
@@ -238,7 +238,7 @@ def image(figure: Drawing) -> tuple[str, str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Write a table whose first row has the headings; what a cell has in brackets at its end stands below it."""
+    """Return an HTML table whose first row has the headings; brackets at the end of a cell go to a line below."""
     cells = [[re.sub(r" (\[[^\[]*\])$", r"<small>\1</small>", html.escape(cell)) for cell in row] for row in rows[1:]]
     frame = pandas.DataFrame(cells, columns=list(map(html.escape, rows[0])))
     with pandas.option_context("display.max_colwidth", None):
@@ -246,14 +246,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def paragraphs(sentences: Sequence[str]) -> str:
-    """Write sentences as a list."""
+    """Return sentences as an HTML list; empty without sentences."""
     return "<ul>" + "".join(f"<li>{html.escape(each)}</li>" for each in sentences) + "</ul>\n" if sentences else ""
 
 
 def write_files(
     folder: Path, page: Mapping[str, str], tables: Mapping[str, pandas.DataFrame], figures: Sequence[Drawing]
 ) -> list[Path]:
-    """Write a page, tables as CSV, and figures as PNGs for a light page into a folder, which is made; return paths."""
+    """Write a page, tables as CSV, and figures as light PNGs into a folder, made if missing; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {name: text.encode() for name, text in page.items()}
     contents |= {name: table.to_csv(index=False).encode() for name, table in tables.items()}

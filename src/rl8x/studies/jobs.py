@@ -1,4 +1,4 @@
-"""Jobs that run in this process, in processes of this machine, or on a cluster of Dask or Ray, and their progress."""
+"""Runs jobs in this process, in processes of this machine, or on a cluster of Dask or Ray, and shows their progress."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from rl8x.trainers.rows import PROGRESS_CHOICES, Bar, counter_name
 Job = Mapping[str, Any]
 Work = Callable[[Job], dict[str, Any]]
 BACKENDS: Final = {"processes": None, "dask": "distributed", "ray": "ray"}  # with the package that each needs
-_LOSSES: Final = 3  # so many of workers in a row, without a job done between them, are a job's own
-RAY_ADDRESS: Final = "RAY_ADDRESS"  # the variable by which Ray is told where its cluster is
+_LOSSES: Final = 3  # after so many losses of workers in a row without a finished job, the job fails
+RAY_ADDRESS: Final = "RAY_ADDRESS"  # the environment variable with the address of Ray's cluster
 _SAVING_S: Final = 10.0  # how long a worker may take to save its training once its driver is gone
-CONTACT_S = 20.0  # how long a scheduler is waited for
-# Names of the errors of joblib's, Dask's and Ray's own by which they say so
+CONTACT_S = 20.0  # timeout of the connection to a scheduler
+# Names of the errors by which joblib, Dask and Ray report a lost worker
 _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError", "FutureCancelledError", "RayError"})
 
 
 def check_backend(backend: str, address: str | None) -> None:
-    """Refuse a back end that does not exist or is not installed, an address without a cluster, and several ranks."""
+    """Raise if a back end is unknown or not installed, an address is given without Dask, or there are several ranks."""
     if ranks().size > 1:
         if ranks().is_first:
             say(
@@ -50,7 +50,7 @@ def check_backend(backend: str, address: str | None) -> None:
                 "for a cluster.",
                 err=True,
             )
-        # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
+        # torchrun ends all ranks once one has ended: wait for the message, and ignore SIGTERM so that each rank exits.
         ranks().share("the refusal of a study", None)
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -66,10 +66,10 @@ def check_backend(backend: str, address: str | None) -> None:
 def do_jobs(
     jobs: Sequence[Job], work: Work, *, num_jobs: int, backend: str, address: str | None, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Run jobs, plain data each with a `key`, and yield what `work` returns of each, in the order in which they end.
+    """Run jobs, each plain data with a `key`, and yield the result of `work` for each, in the order of completion.
 
-    Jobs whose worker is lost continue where they were. After two losses in a row a job is run alone, and fails at
-    another one. `num_jobs` are done at the same time on this machine, as many as a cluster has room for.
+    Jobs whose worker is lost continue from where they were saved. After two losses in a row jobs run one at a time, and
+    a job with a third loss fails. This machine runs `num_jobs` at the same time, a cluster as many as it has room for.
     """
     if not jobs or (backend == "processes" and num_jobs == 1):
         yield from map(work, jobs)
@@ -99,7 +99,7 @@ def do_jobs(
 
 def _by_joblib(jobs: Sequence[Job], work: Work, queued: str = "n_jobs") -> Iterator[dict[str, Any]]:
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    # One job after the other to each worker, as they take long, and no further one once one was interrupted.
+    # One job at a time to each worker, as jobs take long and none may start after an interrupt.
     yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch=queued)(tasks)
 
 
@@ -107,7 +107,7 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
     ray: Any = importlib.import_module("ray")
     path, module, name = list(sys.path), work.__module__, work.__name__
 
-    # Sent by its content, so that a worker imports nothing before it searches where this process does.
+    # Sent by value, so that a worker extends its search path before it imports modules.
     def do(job: Job) -> Any:
         import importlib
         import sys
@@ -115,7 +115,7 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
         sys.path += [folder for folder in path if folder not in sys.path]
         return getattr(importlib.import_module(module), name)(job)
 
-    # A job that is lost goes on where it was saved, as `do_jobs` has it, and does not begin anew.
+    # No retries by Ray, as `do_jobs` continues a lost job from where it was saved.
     left = [ray.remote(max_retries=0)(do).remote(dict(job)) for job in jobs]
     try:
         while left:
@@ -127,15 +127,15 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
 
 
 def begin_worker(parent: int, stop: Path) -> None:
-    """Begin a process that does one job after another: it keeps MLflow's process, and ends, saved, with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says so by `stop`
+    """Prepare a worker process: it keeps its shipper between jobs, and saves and ends when its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and makes the file `stop`
     restore_variables()
     threading.Thread(target=end_saved, args=(parent, stop, _SAVING_S), name="rl8x-watch", daemon=True).start()
     keep_shipper()
 
 
 def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: Path) -> None:
-    """Have Ctrl-C wait until the workers have saved their trainings, whose folders are locked; a second one ends."""
+    """Make Ctrl-C wait until the workers have saved their trainings and unlocked the folders; a second one ends."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -156,7 +156,7 @@ def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: P
 def _cluster(
     backend: str, num_jobs: int, address: str | None, jobs: Sequence[Job] = ()
 ) -> Iterator[Callable[..., Iterator[dict[str, Any]]]]:
-    """Yield a function that runs jobs, in processes or on a cluster, which end with the context."""
+    """Yield a function that runs jobs in processes or on a cluster; these end with the context."""
     with contextlib.ExitStack() as stack:
         if backend == "ray":
             _begin_ray(stack, num_jobs)
@@ -171,7 +171,7 @@ def _cluster(
             except (OSError, ValueError) as error:
                 raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
             stack.enter_context(joblib.parallel_config("dask"))
-            yield functools.partial(_by_joblib, queued="all")  # there may come more workers
+            yield functools.partial(_by_joblib, queued="all")  # more workers may join
         else:
             stop = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl8x-")), "stop")
             own = {"n_jobs": num_jobs, "initializer": begin_worker, "initargs": (os.getpid(), stop)}
@@ -181,17 +181,17 @@ def _cluster(
 
 
 def _begin_ray(stack: contextlib.ExitStack, num_jobs: int) -> None:
-    """Use the Ray of this process, that of RAY_ADDRESS, or one of this machine."""
+    """Use the process's Ray, else connect to RAY_ADDRESS, else start Ray on this machine."""
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         return
     address = os.environ.get(RAY_ADDRESS, "")
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    # Else workers would search the working directory first, which may have been sent by anybody.
+    # Otherwise workers would search the working directory first, whose modules may be untrusted.
     config = importlib.import_module("ray.job_config").JobConfig(_client_job=True)
     local = {} if address else {"num_cpus": num_jobs, "include_dashboard": False}
     try:
-        if host:  # Ray itself would try for minutes
+        if host:  # fail early, as Ray itself retries for minutes
             socket.create_connection((host, int(port)), CONTACT_S).close()
         ray.init(job_config=config, log_to_driver=False, logging_level="ERROR", **local)
     except (OSError, RuntimeError, ValueError) as error:
@@ -200,12 +200,12 @@ def _begin_ray(stack: contextlib.ExitStack, num_jobs: int) -> None:
 
 
 def threads_of(num_jobs: int) -> int | None:
-    """Return each job's share of this machine's processors; None for one job, which takes as it likes."""
+    """Return the number of threads of each job, its share of this machine's processors; None, no limit, for one job."""
     return None if num_jobs == 1 else max(1, len(os.sched_getaffinity(0)) // num_jobs)
 
 
 class StudyProgress:
-    """Shows a line for each training that begins or ends, and a bar on a terminal, where anything can be shown."""
+    """Shows a line for each training that begins or ends, and a bar on a terminal, unless the mode is `"none"`."""
 
     def __init__(self, mode: str, folder: Path) -> None:
         if mode not in PROGRESS_CHOICES:
@@ -215,23 +215,23 @@ class StudyProgress:
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
         self._bar: Any = Bar(total=0, unit="training", dynamic_ncols=True, file=self._stream, disable=not has_bar)
         self._round_began, self._round = 0.0, list[Training]()
-        self._begun: dict[str, float] = {}  # when, by the trainings' keys
+        self._begun: dict[str, float] = {}  # start times by the trainings' keys
         self._guard, self._end = threading.Lock(), threading.Event()
         if not self._quiet:
             threading.Thread(target=self._watch, name="rl8x-study", daemon=True).start()
 
     def begin(self, total: int, left: Iterable[Training]) -> None:
-        """Begin a round of so many trainings, of which some are `left` to do."""
+        """Begin a round of `total` trainings, of which those in `left` are not done."""
         self._round_began, self._round = time.time(), list(left)
         done = total - len(self._round)
         self._bar.total += total
-        self._bar.n += done  # `update` counts nothing where no bar is shown
+        self._bar.n += done  # `update` does not count if no bar is shown
         if done:
             self.say(f"{done} of {total} trainings are done already")
         self._bar.refresh()
 
     def _watch(self) -> None:
-        """Say which trainings have begun, by the locks in their folders."""
+        """Print which trainings have begun, by the locks in their folders."""
         while not self._end.wait(0.5):
             for training in self._round:
                 if training.key not in self._begun and self._locked_since(training) >= self._round_began - 1.0:
@@ -243,7 +243,7 @@ class StudyProgress:
         return -math.inf
 
     def _note(self, training: Training) -> None:
-        """Say, once, that a training has begun."""
+        """Print, once, that a training has begun."""
         with self._guard:
             if training.key in self._begun:
                 return
@@ -251,7 +251,7 @@ class StudyProgress:
         self.say(f"{training.label}: begins")
 
     def end(self, training: Training, done: Mapping[str, Any]) -> None:
-        """Say what a training came to."""
+        """Print the result of a training, or its error."""
         self._note(training)
         if "error" in done:
             text = f"failed: {done['error']}"
@@ -267,11 +267,11 @@ class StudyProgress:
         self.say(f"{training.label}: {text} ({self._bar.n}/{self._bar.total})")
 
     def say(self, message: str) -> None:
-        """Print a line without tearing the bar."""
+        """Print a line above the bar, unless the mode is `"none"`."""
         if not self._quiet:
             self._bar.write(f"rl8x: {message}", file=self._stream)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar, which stays visible, and stop watching."""
         self._end.set()
         self._bar.close()

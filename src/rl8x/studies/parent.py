@@ -22,14 +22,14 @@ from rl8x.tracking.location import locate, store_of
 from rl8x.tracking.protocol import NameTable
 from rl8x.tracking.secrets import hide_in_data
 
-_MAX_KEYS: Final = 80  # metrics of a run at most
-_PATIENCE_S: Final = 600.0  # at idle priority on a busy computer MLflow was imported in more than 90 s
+_MAX_KEYS: Final = 80  # most metrics of the run
+_PATIENCE_S: Final = 600.0  # importing MLflow at idle priority on a busy computer took more than 90 s
 _MEANS: Final = ["mean", "min", "inside", "outside"]
 _ENDS: Final = ("mean", "low", "high")  # of a curve
 
 
 class ParentRun:
-    """The tracked run of a study, found by its key and begun when this is made; `repeats`: its report is as before."""
+    """The tracked run of a study, found by its key and begun at once; `repeats`: it will log the same report again."""
 
     def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
         self.study, self.key = study, key
@@ -54,14 +54,14 @@ class ParentRun:
         self.tracker.start(params=params, tags=tags, repeats=repeats)
         self.tracker.describe(self._description(""))
         if isinstance(self.tracker, MLflowTracker):
-            self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
-            if self.tracker.run_id is None:  # no run of a training could name its parent
+            self.tracker.flush(_PATIENCE_S)  # returns after a few seconds if the store is down
+            if self.tracker.run_id is None:  # the trainings' runs could not name their parent
                 where = self.tracker.location
                 self.tracker.finish("FAILED")
                 raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
 
     def _description(self, result: str) -> str:
-        """Describe the study in Markdown, its result first."""
+        """Return a description of the study in Markdown, with its result first."""
         study, folder = self.study, shlex.quote(str(self.study.folder))
         trainings = ", ".join(f"`{name}`" for name in study.train)
         varied = "".join(f"; `{name}` {_described(values)}" for name, values in study.vary.items())
@@ -75,17 +75,17 @@ class ParentRun:
         return "\n\n".join(filter(None, [result, *lines]))
 
     def spool_of(self, training: Training) -> Path | None:
-        """Return the spool of a training's run, which is called by the run's key; None where nothing is tracked."""
+        """Return the spool of a training's run, named after the run's key; None if the study is not tracked."""
         if not isinstance(self.tracker, MLflowTracker):
             return None
         return self.tracker.spool_root / uuid.uuid5(uuid.UUID(self.key), training.key).hex
 
     def child_options(self, training: Training) -> dict[str, Any] | None:
-        """Return the tracker's options for a training, as plain data; None where nothing is tracked."""
+        """Return the tracker's options for a training, as plain data; None if the study is not tracked."""
         if (spool := self.spool_of(training)) is None:
             return None
         return {
-            # The whole address: on a cluster a worker has neither this working directory nor this environment.
+            # The full URI, as a worker on a cluster has another working directory and other environment variables.
             "tracking_uri": self.store_uri,
             "experiment_name": self.study.run.get("experiment_name"),
             "spool_dir": str(spool.parent),
@@ -94,7 +94,7 @@ class ParentRun:
         }
 
     def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, Sequence[Sequence[float]]]]) -> None:
-        """Log the results: curves averaged by their groups, metrics, the best training, and the files."""
+        """Log the results: curves averaged by group, metrics, the best training, and the study's files."""
         final, metrics = frame[frame[table.FINAL]], dict[str, float]()
         found = _results(final)
         if found is not None:
@@ -110,7 +110,7 @@ class ParentRun:
         self.tracker.log_artifact(self.study.folder / table.DEFINITION)
 
     def finish(self, *, failed: Sequence[str], interrupted: bool) -> bool:
-        """End the run; `failed` are the trainings that did. Returns whether the store has all of it."""
+        """End the run, given the `failed` trainings; return whether all its rows have reached the store."""
         self.tracker.set_tags({"study.failed": "; ".join(failed) or "none"})
         self.tracker.finish("KILLED" if interrupted else "FAILED" if failed else "FINISHED")
         where = self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
@@ -118,14 +118,14 @@ class ParentRun:
 
 
 def _described(values: Any) -> str:
-    """Write the values of a test parameter or a varied key as a run's params show them."""
+    """Return the values of a test parameter or a varied key as a text for the run's params, without passwords."""
     if isinstance(values, list) and len(values) > 8 and all(isinstance(value, int | float) for value in values):
         return f"{len(values)} values from {min(values)} to {max(values)}"
     return str(hide_in_data(values))
 
 
 def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
-    """Return the best training, by its mean over seeds and cells, that mean, and metrics of all policies and of it."""
+    """Return the best training by mean over seeds and cells, its mean, and metrics of all policies and of the best."""
     policies = table.policies(final)
     policies = policies[np.isfinite(policies["mean"])]  # as in the report
     if policies.empty:
@@ -142,7 +142,7 @@ def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
 
 
 def _series(curves: Iterable[tuple[str, Sequence[Sequence[float]]]], most: int) -> dict[str, dict[int, float]]:
-    """Average the curves of the best groups of trainings at their ends: mean, and ends of the 95% interval."""
+    """Return mean and 95% interval of the curves of the `most` best groups, by last value: metric, step, value."""
     groups: dict[str, list[Any]] = {}
     for group, points in curves:
         if points:

@@ -28,7 +28,7 @@ from rl8x.tracking.protocol import PARENT_TAG
 from rl8x.tracking.runs import RunReader
 
 PAGE: Final = "report.html"
-_MAX_CURVES: Final = 6  # parameters that have a figure of their own
+_MAX_CURVES: Final = 6  # most parameters with a separate figure
 _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` goes on with it"
 
 
@@ -37,14 +37,14 @@ class FoundStudy:
     """The parts of a study that a report needs; unknown ones are empty or None."""
 
     table: pandas.DataFrame
-    supports: Supports = field(default_factory=dict)  # by training and parameter the ends of what was trained on
-    definition: Mapping[str, Any] = field(default_factory=dict)  # what was asked for
+    supports: Supports = field(default_factory=dict)  # ends of the training's range, by training and parameter
+    definition: Mapping[str, Any] = field(default_factory=dict)  # the study's config as plain data
     units: Mapping[str, str] = field(default_factory=dict)
-    created: str = ""  # the day on which it was begun: 2026-11-25
-    run_key: str = ""  # of its parent run
+    created: str = ""  # the date on which it began: 2026-11-25
+    run_key: str = ""  # the key of its parent run
     title: str = "Study"
-    folder: Path = Path("report")  # where the report's files go
-    run_id: str | None = None  # of the parent run that it was found by
+    folder: Path = Path("report")  # the default folder of the report's files
+    run_id: str | None = None  # the ID of its parent run, if it was found by that
 
 
 def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
@@ -59,7 +59,7 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
         run = reader.run(str(study))
     except TrackingError:
         if os.path.isdir(folder):
-            read(folder / EVALUATIONS)  # raises, as it is not there
+            read(folder / EVALUATIONS)  # raises, as the file is missing
         raise
     with tempfile.TemporaryDirectory() as copies:
         for name in (EVALUATIONS, DEFINITION):
@@ -83,7 +83,7 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
 
 @dataclass
 class Report:
-    """A study's statistics and figures, drawn when asked for, and written last to `folder`; its text is the table."""
+    """A study's statistics and figures, drawn on demand, last written to `folder`; its text is the table."""
 
     study: FoundStudy
     evaluations: Evaluations
@@ -102,7 +102,7 @@ class Report:
 
     @property
     def html(self) -> str:
-        """The page."""
+        """The HTML page."""
         rows = cells_of(self.summary)
         shown = {heading: text for heading, text in MEANINGS.items() if heading in rows[0]}
         if self.summary.baseline:
@@ -128,7 +128,7 @@ class Report:
         return f"{first}{policies} in {tested}{over}."
 
     def _worst_cells(self) -> list[list[str]]:
-        """Return for each group the cell with the lowest mean over seeds, and beside it what each seed's own is."""
+        """Return for each group the cell with the lowest mean over seeds, and the mean of the seeds' own lowest."""
         cells = self.evaluations.cells
         names = [labelled(str(name), self.study.units) for name in cells.columns]
         rows = [["", *names, "mean over seeds", HEADINGS["worst_cell"], "support"]]
@@ -143,7 +143,7 @@ class Report:
         return rows
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, the table and the figures, for a light page, into a folder; returns their paths."""
+        """Write the page, the table and light figures into a folder; return their paths."""
         paths = figures.write_files(Path(folder), {PAGE: self.html}, {"summary.csv": self.frame}, self.drawings)
         self.folder = Path(folder)
         return paths
@@ -166,15 +166,15 @@ def report(
     Args:
         study: The study's folder, or the name or ID of its parent run in MLflow.
         baseline: The group that the others are compared with, by its label or training. None: the first.
-        parameters: Test parameters to draw over; of two the heat maps are made. None: all, and of more than two those
-            two for the heat maps that explain most.
-        over: The units that the bootstrap draws: whole "policies", or seeds anew in each of the "cells" (see
+        parameters: Test parameters to draw over, None for all. Heat maps show two of them; of more than two, those that
+            explain most.
+        over: The units that the bootstrap draws: whole "policies", or seeds separately in each of the "cells" (see
             `rl8x.studies.statistics.bootstrap`).
         level: Coverage of the intervals.
-        seed: Of the bootstrap's random numbers.
+        seed: Seed of the bootstrap's random numbers.
         output: Folder for the files. None: `report` in the study's folder, or `reports/NAME`.
-        log: Whether the files are logged to the parent run too, where there is one.
-        tracking_uri: Where the runs are. None: as in training.
+        log: Whether the files are also logged to the parent run, if there is one.
+        tracking_uri: MLflow's tracking URI of the runs. None: as in training.
     """
     found = find_study(study, tracking_uri)
     report = make_report(found, parameters, baseline=baseline, over=over, level=level, seed=seed)
@@ -182,7 +182,7 @@ def report(
     if log and (found.run_id or (found.run_key and found.definition.get("tracking") is not False)):
         named = tracking_uri or found.definition.get("tracking_uri")
         location = locate(named if found.run_id else store_of(found.folder.parent, named)["tracking_uri"])
-        if is_default(location) and location.database and not location.database.exists():  # a folder that was sent
+        if is_default(location) and location.database and not location.database.exists():  # a folder from elsewhere
             return report
         reader = RunReader(location.uri)
         run = reader.run(found.run_id) if found.run_id else reader.run_of_spool(found.run_key)
@@ -192,7 +192,7 @@ def report(
 
 
 def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **options: Any) -> Report:
-    """Make the report of a study that was found, without writing it, with options of `summarize`."""
+    """Make the report of a found study without writing it; `options` are those of `summarize`."""
     evaluations = table.read_evaluations(study.table)
     axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, **options)
@@ -201,7 +201,7 @@ def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **op
 
 
 def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[str]:
-    """Say how many policies of a study the table lacks; what a search comes to is not known before."""
+    """Return a sentence if the table lacks policies of the study; none for a search, whose number is not known."""
     values: list[Any] = [definition.get("train"), definition.get("seeds"), *(definition.get("vary") or {}).values()]
     if definition.get("trials") is not None or None in values:
         return []

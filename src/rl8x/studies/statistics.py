@@ -1,7 +1,7 @@
-"""Statistics over seeds and test cells, with bootstrap intervals, and the table of a report that is made of them.
+"""Statistics over seeds and test cells, with bootstrap intervals, and a report's table of them.
 
-Scores are arrays `[..., seeds, cells]`: a row for each policy, of one training with one seed, and a column for each
-test cell; a score is a mean return. Each statistic reduces the last two axes, so that a batch of resamples is one call.
+Scores are arrays `[..., seeds, cells]` of mean returns: a row for each policy, which is one training with one seed, and
+a column for each test cell. Statistics reduce the last two axes, so that one call handles a batch of resamples.
 
 Source: Agarwal et al. 2021, arXiv:2108.13264, for interquartile mean, probability of improvement, performance profiles,
 and percentile intervals of the stratified bootstrap.
@@ -22,13 +22,13 @@ from rl8x.studies.table import Evaluations, Group
 
 Over = Literal["policies", "cells"]
 
-RESAMPLES = 2000  # as many as Agarwal et al. take for their profiles
-_MAX_ELEMENTS = 4_000_000  # scores that are resampled at once: 32 MB
-_MAX_POINTS = 500  # of a mean curve
+RESAMPLES = 2000  # as in the profiles of Agarwal et al.
+_MAX_ELEMENTS = 4_000_000  # most scores to resample at once: 32 MB
+_MAX_POINTS = 500  # most points of a mean curve
 
 
 class Estimate(NamedTuple):
-    """A statistic and its interval; of one seed the interval is NaN, for there is nothing to resample."""
+    """A statistic and its interval; for one seed the interval is NaN, as there is nothing to resample."""
 
     value: Array
     low: Array
@@ -56,15 +56,15 @@ def cvar(scores: Array, fraction: float) -> Array:
         over the parameters of an environment as in Rajeswaran et al. 2017, arXiv:1610.01283, equation 4.
     """
     counted = max(fraction * scores.shape[-1], 1.0)
-    # The worst cells count in full, the next one by the rest.
+    # The worst cells have weight 1, the next one the remaining fraction.
     weights = np.clip(counted - np.arange(scores.shape[-1]), 0.0, 1.0)
     return np.asarray((np.sort(scores, axis=-1) @ weights / counted).mean(axis=-1))
 
 
 def probability_of_improvement(x: Array, y: Array) -> Array:
-    """Return how often a policy of `x` beats one of `y` in a cell, ties as half (section 4.3, Mann-Whitney's U)."""
+    """Return how often a policy of `x` beats one of `y` in a cell; ties count half (section 4.3, Mann-Whitney's U)."""
     wins = np.zeros(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
-    for row in range(y.shape[-2]):  # seed by seed: pairs of all seeds at once would be a large array
+    for row in range(y.shape[-2]):  # seed by seed, as all pairs of seeds at once would be a large array
         other = y[..., row : row + 1, :]
         wins += ((x > other) + 0.5 * (x == other)).mean(axis=(-2, -1))
     return np.asarray(wins / y.shape[-2])
@@ -84,12 +84,12 @@ def bootstrap(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Estimate a statistic and its percentile interval by resampling seeds, each array of scores for itself.
+    """Estimate a statistic and its percentile interval by resampling the seeds of each array of scores separately.
 
     The statistic takes arrays `[resamples, seeds, cells, ...]` and returns `[resamples, ...]`. `over="policies"` draws
-    whole rows: one policy has been played in all cells, and its scores there rise and fall together. "cells" draws
-    seeds anew in each cell, which is the stratified bootstrap of Agarwal et al.: right where each score is of a
-    training of its own, far too narrow where it is not.
+    whole rows, as one policy was played in all cells and its scores are correlated. `over="cells"` draws seeds
+    separately in each cell. This stratified bootstrap of Agarwal et al. is right if each score comes from a separate
+    training; else its intervals are far too narrow.
     """
     arrays = [np.asarray(each, dtype=np.float64) for each in scores]
     if over not in ("policies", "cells"):
@@ -114,24 +114,24 @@ def bootstrap(
 
 
 def mean_curve(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, level: float = 0.95) -> Curve:
-    """Average learning curves, steps and values of each run, at the steps of `align`, with a bootstrap's interval."""
+    """Average learning curves, given as steps and values of each run, at the steps of `align`, with an interval."""
     steps, values = align(curves)
     return Curve(steps, *bootstrap(lambda scores: scores.mean(axis=-2), values, level=level))
 
 
 def align(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Array, Array]:
-    """Put curves on common steps, by lines between their finite points: steps `[points]`, values `[curves, points]`."""
+    """Interpolate the finite points of curves at common steps: steps `[points]`, values `[curves, points]`."""
     cleaned = []
     for steps, values in curves:
         at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-        at, of = (each[np.isfinite(of)][::-1] for each in (at, of))  # of equal steps `unique` takes the first
+        at, of = (each[np.isfinite(of)][::-1] for each in (at, of))  # reversed, so `unique` keeps a step's last value
         at, first = np.unique(at, return_index=True)
         cleaned.append((at, of[first]))
     common = np.unique(np.concatenate([at for at, _ in cleaned]))
     common = common[common >= max(at[0] for at, _ in cleaned)]
     if len(common) > _MAX_POINTS:
         common = common[np.unique(np.linspace(0, len(common) - 1, _MAX_POINTS).round().astype(int))]
-    # A run that has stopped keeps its last value: were it left out, the mean would jump when the good runs are done.
+    # A run that has stopped keeps its last value; without it the mean would jump when good runs stop early.
     return common, np.stack([np.interp(common, *each) for each in cleaned])
 
 
@@ -148,14 +148,14 @@ _STATISTICS: Final = {
 }
 HEADINGS: Final = {name: heading for name, (heading, _) in _STATISTICS.items()}
 MEANINGS: Final = dict(_STATISTICS.values())
-NOTHING: Final = (math.nan,) * 3  # for a statistic that does not exist, and its interval
+NOTHING: Final = (math.nan,) * 3  # a missing statistic and its interval
 
 
 class Summary(NamedTuple):
-    """The table of a report: a row for each group, of each statistic `iqm`, `iqm_low` and `iqm_high`; and its notes."""
+    """The table of a report and its notes: a row for each group, columns such as `iqm`, `iqm_low` and `iqm_high`."""
 
     frame: pandas.DataFrame
-    baseline: str  # the label of the group that `improvement` compares with; empty where there is one group alone
+    baseline: str  # the label of the group that `improvement` compares with; empty if there is only one group
     over: Over
     level: float
     notes: tuple[str, ...]
@@ -190,26 +190,26 @@ def summarize(
 
 
 def _estimates(group: Group, over: Over, how: dict[str, Any]) -> dict[str, Estimate]:
-    """Estimate the statistics of a group, all from the same resamples: a gap belongs to its inside and outside."""
-    # All but the interquartile mean are averages over policies, of what is computed once and not in each resample.
+    """Estimate the statistics of a group from the same resamples, so that a gap matches its inside and outside."""
+    # All but the interquartile mean average values of single policies, which are computed once, not per resample.
     own = {name: each for name, each in of_policies(group.scores, group.inside).items() if np.isfinite(each).all()}
     estimates = {name: bootstrap(mean, values[:, None], **how) for name, values in own.items()}
     if over == "cells":
-        # A row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
+        # A row mixed from several policies has other worst cells than any of them, mostly worse ones.
         names = [name for name in own if name not in ("cvar_10", "cvar_1", "worst_cell")]
 
         def of_drawn(drawn: Array) -> Array:
             each = of_policies(drawn[..., 0], drawn[..., 1] > 0)
             return np.stack([each[name].mean(axis=-1) for name in names], axis=-1)
 
-        # A score is drawn with what it says of the support.
+        # Each score is drawn together with its `inside` flag.
         joint = bootstrap(of_drawn, np.stack([group.scores, group.inside], axis=-1), over=over, **how)
         estimates |= {name: Estimate(*each) for name, *each in zip(names, *joint, strict=True)}
     return estimates | {"iqm": bootstrap(iqm, group.scores, over=over, **how)}
 
 
 def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
-    """Compute what each policy has for itself, `[..., seeds]`, from `[..., seeds, cells]`; NaN without such cells."""
+    """Compute statistics of each policy, `[..., seeds]`, from `[..., seeds, cells]`; NaN without such cells."""
     alone = scores[..., None, :]  # each policy as a group of one
     with np.errstate(invalid="ignore"):
         inside_mean, outside_mean = (
@@ -227,7 +227,7 @@ def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
 
 
 def _improvement(scores: Array, base: Array, over: Over, how: dict[str, Any]) -> Estimate:
-    """Estimate the probability of improvement; where whole policies are drawn, from that of each pair of policies."""
+    """Estimate the probability of improvement; if whole policies are drawn, from the value of each pair of policies."""
     if over == "cells":
         return bootstrap(probability_of_improvement, scores, base, over=over, **how)
     pairs = probability_of_improvement(scores[:, None, None], base[None, :, None])
@@ -254,12 +254,12 @@ def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[s
 
 
 def named(names: Sequence[str]) -> str:
-    """List names, of many the first five."""
+    """Return names as a text, with at most the first five."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def in_words(estimate: Sequence[float], decimals: int) -> str:
-    """Write an estimate with its interval, such as "412 [398, 425]"; "-" for what does not exist."""
+    """Return an estimate with its interval as a text, such as "412 [398, 425]"; "-" for a missing statistic."""
     value, low, _ = estimate
     if math.isnan(value):
         return "-"
@@ -268,12 +268,12 @@ def in_words(estimate: Sequence[float], decimals: int) -> str:
 
 
 def estimates_of(frame: pandas.DataFrame, name: str) -> pandas.DataFrame:
-    """Return the three columns of a statistic."""
+    """Return the three columns of a statistic: its value and the ends of its interval."""
     return frame[[name, f"{name}_low", f"{name}_high"]]
 
 
 def _decimals(frame: pandas.DataFrame, name: str) -> int:
-    """Return the decimals for a statistic: two digits of its narrowest interval, at most what 5 digits of it show."""
+    """Return the decimals for a statistic: two digits of its narrowest interval, at most four digits of its largest."""
     if name == "improvement":
         return 3
     widths = frame[f"{name}_high"] - frame[f"{name}_low"]

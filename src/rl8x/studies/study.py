@@ -1,7 +1,7 @@
 """A study: trainings under several configurations, hyperparameters and seeds, and their tests in all cells.
 
-Its folder has all that it needs to go on after a kill; each training has a folder there (`rl8x.studies.training`), and
-its tracked run is a child of the study's. What is done is not done again.
+Its folder has all data to continue after a kill. Each training has a folder there (`rl8x.studies.training`), and its
+tracked run is a child of the study's. A finished training is not repeated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rl8x.tracking.journal import is_sent
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FolderLock, is_locked
 
-_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # it is full, or has become read-only
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # errors of a disk that is full or has become read-only
 _Finished = list[tuple[Training, dict[str, Any]]]  # trainings with their results
 
 
 class StudyError(ValueError):
-    """A study cannot be begun or gone on with as asked; the message says what to do."""
+    """A study cannot be started or resumed as requested; the message says what to do."""
 
 
 class Study:
@@ -46,21 +46,21 @@ class Study:
 
     Args:
         train: The `env_config` of each training configuration, by name.
-        test: The test cells, as `rl8x.envs.cells.make_cells` takes them: listed values of parameters, all combined,
-            or distributions of which `test_cells` are drawn.
+        test: The test cells, as for `rl8x.envs.cells.make_cells`: lists of parameter values, in all combinations, or
+            distributions from which `test_cells` cells are drawn.
         seeds: Seeds of each training: a list, or their number.
-        vary: Hyperparameters, or other keys of a run, and lists of their values, all combined; with `trials` ranges.
-        trust: Whether what is named may import any module; `RunSpec` explains it.
+        vary: Hyperparameters or other keys of a run with lists of values, all combined; with `trials`, ranges.
+        trust: Whether names in the study may import any module; `RunSpec` explains it.
         options: The other keys of a study (`StudyConfig`), and those of a run (`RunSpec`): `env`, `algorithm`,
             `algorithm_config`, `max_steps`, `stop_conditions`, ...
 
     Attributes:
-        config: All of it.
-        failed: The trainings that failed in the last `run()`, by their labels, and why.
+        config: The config of the study.
+        failed: The errors of trainings that failed in the last `run()`, by their labels.
         has_arrived: Whether the store has all that the last `run()` tracked; else the next one sends the rest.
 
     Raises:
-        ValueError: If something of it is not legal.
+        ValueError: If a value is not legal.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of a config.
+        """Make a study from a config.
 
         Args:
-            config: The definition, such as `StudyConfig.from_file` returns.
+            config: The config, such as `StudyConfig.from_file` returns.
         """
         return cls(**config.plain, trust=config.trusted)
 
     @property
     def folder(self) -> Path:
-        """The folder with all that it knows."""
+        """The study's folder, which holds all its data."""
         return self.config.folder
 
     def run(
@@ -102,12 +102,12 @@ class Study:
             jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
             backend: "processes", or the clusters of "dask" or "ray".
             cluster: Address of a Dask scheduler; None makes one of `jobs` workers on this machine.
-            progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
+            progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None takes the study's setting.
 
         Raises:
             StudyError: If another process runs it, or its folder has another definition.
-            ValueError: If something of it is not legal, before anything is trained or written.
-            SystemExit: With code 2 in each of several ranks, of which the first says why.
+            ValueError: If a value is not legal, before anything is trained or written.
+            SystemExit: With code 2 in each of several ranks, after the first has printed the reason.
         """
         config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
         check_backend(backend, cluster)
@@ -117,8 +117,8 @@ class Study:
         mode = progress or config.run.get("progress", "auto")
         with contextlib.closing(StudyProgress(mode, self.folder)) as shown, self._locked():
             stored = self._begin()
-            # A report on what failed in one before, or on more trials, has the same steps and other values: all its
-            # points are sent, and are the last of their steps. Of one that repeats those before none is sent again.
+            # After failures or with more trials, a report logs other values at the same steps, so all its points are
+            # sent and become the last of their steps. A report that repeats the previous ones is not sent again.
             repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
             parent = ParentRun(config, stored["run_key"], repeats=repeats)
             interrupted, self.failed = True, {}
@@ -143,7 +143,7 @@ class Study:
         return frame
 
     def _stored(self) -> dict[str, Any] | None:
-        """Read the stored definition, None if there is none; refuse one that is unreadable or has changed."""
+        """Read the stored definition, None if there is none; raise if it is unreadable or differs from this study."""
         path = self.folder / table.DEFINITION
         if not path.exists():
             own = {"lock", f"{table.DEFINITION}.new"}
@@ -155,7 +155,7 @@ class Study:
         if not isinstance(definition, dict) or not isinstance(stored.get("run_key"), str):
             raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.")
         if changes := self.config.changes(definition):
-            self.config.check()  # what is misspelt has changed, too
+            self.config.check()  # a misspelt key counts as changed, and has a better error here
             raise StudyError(
                 f"the study in {self.folder} is another one: {'; '.join(changes)}. Change that back to go on with it, "
                 "or give this one another `name`."
@@ -166,7 +166,7 @@ class Study:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the study's folder, which is made where it is missing."""
+        """Hold the lock of the study's folder, which is made if it is missing."""
         try:
             parent = self.folder.parent
             check_writable(parent)
@@ -191,8 +191,8 @@ class Study:
             lock.release()
 
     def _begin(self) -> dict[str, Any]:
-        """Store the definition where the study is new; returns what is stored."""
-        stored = self._stored()  # once more, as another process may have begun it meanwhile
+        """Store the definition if the study is new or its trials have changed; return the stored data."""
+        stored = self._stored()  # again, as another process may have started it meanwhile
         if stored is None or stored["definition"].get("trials") != self.config.trials:
             new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat(), "reports": []}
             known = {"definition": self.config.to_dict(), "units": self.config.units(), "rl8x": __version__}
@@ -201,13 +201,13 @@ class Study:
         return stored
 
     def _rounds(self, jobs: int) -> Iterator[list[Training]]:
-        """Yield trainings that may be done at the same time: all, or those of some trials of a search."""
+        """Yield lists of trainings that may run at the same time: all, or those of some trials of a search."""
         if not self.config.searches:
             yield self._trainings
             return
         optuna_study = search.open_search(self.folder, self.config)
         at_once = max(1, jobs // (len(self.config.train) * len(self.config.seeds)))
-        # Its trial has ended, but somebody has removed what came out.
+        # Repeat trainings of ended trials whose results were removed.
         ended = search.trials_of(optuna_study, self.config, ended=True)
         yield [each for each in ended if self._result_of(each) is None]
         tried = set[int]()
@@ -222,7 +222,7 @@ class Study:
         self._trainings = search.trials_of(optuna_study, self.config)
 
     def _train(self, trainings: list[Training], parent: ParentRun, shown: StudyProgress, how: dict[str, Any]) -> None:
-        """Run those of some trainings that are not done."""
+        """Run those of the trainings that are not done."""
         left = {each.key: each for each in trainings if self._result_of(each) is None}
         shown.begin(len(trainings), left.values())
         for training in left.values():
@@ -236,7 +236,7 @@ class Study:
             shown.end(training, done)
 
     def _job(self, training: Training, parent: ParentRun, how: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe a job as plain data."""
+        """Return a job for `run_job` as plain data."""
         local = how["address"] is None and not (how["backend"] == "ray" and os.environ.get(RAY_ADDRESS))
         return {
             "key": training.key,
@@ -249,7 +249,7 @@ class Study:
         }
 
     def _send_left(self, finished: _Finished, parent: ParentRun, shown: StudyProgress) -> bool:
-        """Send rows that waited because the store was down; return whether it has all of them now."""
+        """Send rows that the store lacks because it was down; return whether it has all of them now."""
         for training, result in finished:
             spool = parent.spool_of(training)
             if spool is None or not spool.is_dir() or is_sent(spool):
@@ -257,22 +257,22 @@ class Study:
             report = sync(spool, to=parent.store_uri)
             if spool.is_dir() and not is_sent(spool):
                 shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
-                return False  # each of the others would wait for the same store
+                return False  # the others would wait for the same store
             if not result["run_id"] and report.spools:
                 result["run_id"] = report.spools[0].run_id or ""
                 table.write(self.folder / training.key / table.RESULT, result)
         return True
 
     def _result_of(self, training: Training) -> dict[str, Any] | None:
-        """Return the result of a training; None where it is not done."""
+        """Return the result of a training; None if it is not done."""
         return table.read_if_there(self.folder / training.key / table.RESULT)
 
     def _finished(self, trainings: Sequence[Training]) -> _Finished:
-        """List those of some trainings that are done, each with its result."""
+        """List the trainings that are done, each with its result."""
         return [(each, result) for each in trainings if (result := self._result_of(each)) is not None]
 
     def _collect(self, finished: _Finished) -> pd.DataFrame:
-        """Put the trainings' tables together, in the folder too."""
+        """Concatenate the trainings' tables, and store the whole table in the folder."""
         frames = [table.read_training(self.folder / each.key, str(done["run_id"])) for each, done in finished]
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         table.write(self.folder / table.EVALUATIONS, table.as_plain(frame))
@@ -291,7 +291,7 @@ class Study:
 
     @property
     def supports(self) -> dict[str, Support]:
-        """The smallest and largest value of each parameter that each training configuration drew in the end."""
+        """The final range of each parameter by training configuration: its smallest and largest value."""
         return dict((table.read_if_there(self.folder / table.DEFINITION) or {}).get("supports", {}))
 
     def report(self, **options: Any) -> Any:

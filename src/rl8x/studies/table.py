@@ -1,9 +1,9 @@
-"""A study's table: its columns, the files that it is kept in, and the scores of each group of policies in it.
+"""A study's table: its columns, its files, and the scores of each group of policies in it.
 
 The table has a row for each trained policy, point of its training, and test cell. A policy is one training (its name),
 one set of varied hyperparameters (columns `vary.NAME`), and one seed. A test cell is one value for each test parameter
-(columns `test.NAME`). It is a pandas frame; files have it as `{"columns": [...], "data": [[...], ...]}`, which is how
-`mlflow.log_table` writes tables.
+(columns `test.NAME`). The table is a pandas frame; in files it is `{"columns": [...], "data": [[...], ...]}`, the form
+of `mlflow.log_table`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rl8x.output import counted
 
 TRAINING: Final = "training"  # the name of the training configuration, such as `wide`
 SEED: Final = "seed"
-RUN: Final = "run_id"  # MLflow's id of the child run; empty where nothing is tracked
-ENV_STEPS: Final = "env_steps"  # transitions of training before the evaluation; 0 where it learns from a data set
+RUN: Final = "run_id"  # MLflow's ID of the child run; empty if the study is not tracked
+ENV_STEPS: Final = "env_steps"  # transitions of training before the evaluation; 0 if it learns from a data set
 UPDATES: Final = "updates"  # updates before the evaluation
 FINAL: Final = "final"  # whether the policy is the last of its training
-INSIDE: Final = "inside"  # whether the cell lies in the support of what was trained on
+INSIDE: Final = "inside"  # whether the cell lies inside the support of the training
 CELL: Final = "cell"  # its number, from 0: two cells of a sample may have the same values
 # What is measured in a cell: episodes, mean, standard deviation and minimum of their undiscounted returns, mean steps
 EPISODES, RETURNS, LENGTHS = "episodes", "returns", "lengths"
@@ -42,21 +42,21 @@ TEST: Final = "test."
 EVALUATIONS: Final = "evaluations.json"
 DEFINITION: Final = "study.json"
 STUDY_TAG: Final = "rl8x.study"
-RESULT: Final = "result.json"  # of a training, in its folder
+RESULT: Final = "result.json"  # the result of a training, in its folder
 
 _NEEDED: Final = (TRAINING, SEED, ENV_STEPS, UPDATES, FINAL, INSIDE, CELL, EPISODES, RETURNS, LENGTHS)
 
 Supports = Mapping[str, Mapping[str, tuple[float, float]]]
-"""By training and parameter the lowest and highest value that was trained on; equal where it was fixed."""
+"""The lowest and highest value in training, by training and parameter; equal if the parameter was fixed."""
 
 
 def who(frame: pandas.DataFrame) -> list[str]:
-    """List the columns that tell groups of policies apart; with the seed they tell policies apart."""
+    """List the columns that identify a group of policies; with the seed they identify a policy."""
     return [TRAINING, *(name for name in frame if name.startswith(VARY))]
 
 
 def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Average each policy's cells: all (`mean`), the worst (`min`), those `inside` and `outside`; NaN where one is."""
+    """Return each policy's returns over cells: `mean`, `min`, means `inside` and `outside`; NaN if one return is."""
     by = [*who(frame), SEED]
     parts = {"mean": frame, "min": frame, "inside": frame[frame[INSIDE]], "outside": frame[~frame[INSIDE]]}
     grouped = {name: rows.groupby(by, sort=False, dropna=False)[RETURNS] for name, rows in parts.items()}
@@ -70,12 +70,12 @@ def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
 
 
 def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
-    """Make a table of plain data."""
+    """Make a table from plain data."""
     return pandas.DataFrame(data["data"], columns=data["columns"])
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a file of a study; raises `ValueError` if it is not there, or damaged."""
+    """Read a mapping from a file of a study; raise `ValueError` if the file is missing or damaged."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -88,44 +88,44 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_if_there(path: Path) -> dict[str, Any] | None:
-    """Read a mapping from a file of a study; None where it is not there, or damaged."""
+    """Read a mapping from a file of a study; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         return read(path)
     return None
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a file of a study."""
+    """Replace a file of a study atomically."""
     replace_synced(path, json.dumps(data, indent=None if "columns" in data else 1).encode() + b"\n")
 
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
-    """Read what was measured of a training, by the steps of the trainer: `support`, and a table."""
+    """Read the tests of a training by the trainer's steps: each has the `support` and a table."""
     steps = sorted(int(path.stem) for path in (folder / "points").glob("*.json") if path.stem.isdecimal())
     return {at: point for at in steps if (point := read_if_there(point_file(folder, at))) is not None}
 
 
 def point_file(folder: Path, steps: int) -> Path:
-    """Return the file of what is measured of a training after so many steps of the trainer."""
+    """Return the file of a training's test after `steps` steps of the trainer."""
     return folder / "points" / f"{steps}.json"
 
 
 def read_training(folder: Path, run_id: str) -> pandas.DataFrame:
-    """Read the table of a training that has come to its end: the last point is that of the final policy."""
+    """Read the table of a finished training; its last point is that of the final policy."""
     parts = [from_plain(point) for point in read_points(folder).values()]
-    if not parts:  # somebody has removed them
+    if not parts:  # the files were removed
         return pandas.DataFrame()
     parts[-1][FINAL] = True
     return pandas.concat(parts, ignore_index=True).assign(**{RUN: run_id})
 
 
 def plain_name(text: str) -> str:
-    """Make the name of a file or folder of a text."""
+    """Return a text as the name of a file or folder."""
     return re.sub(r"[^\w.-]", "-", text).strip(".") or "-"
 
 
 def about(definition: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `task` and the `algorithm` of a study's definition, or several of either; empty without one."""
+    """Return the `task` and the `algorithm` of a study's definition, each maybe several; empty without a definition."""
     if not definition:
         return {}
     varied = definition.get("vary") or {}
@@ -142,10 +142,10 @@ class Group:
 
     training: str
     vary: Mapping[str, Any]  # by the names of their columns
-    label: str  # names what groups differ in
+    label: str  # the values in which groups differ
     seeds: tuple[Any, ...]
     scores: NDArray[np.float64]  # mean returns of the last policies, `[seeds, cells]`
-    inside: NDArray[np.bool_]  # where that is what the policy was trained on: what moves goes with each seed elsewhere
+    inside: NDArray[np.bool_]  # cells in the policy's support, `[seeds, cells]`; moving ranges differ by seed
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,12 @@ class Evaluations:
 
     groups: tuple[Group, ...]
     cells: pandas.DataFrame  # a row for each test cell, in the order of the scores' columns
-    points: pandas.DataFrame  # the whole table without what was left out, and the label of each row's `group`
-    counts: str  # what evaluations and training took
+    points: pandas.DataFrame  # the table without policies that were left out, with each row's `group` label
+    counts: str  # numbers of policies, episodes and transitions, in words
     notes: tuple[str, ...]
 
     def group(self, name: str) -> Group:
-        """Find a group by its label, or by its training where that has one group; raises `ValueError`."""
+        """Find a group by its label, or by its training if that has one group; else raise `ValueError`."""
         matches = [each for each in self.groups if each.label == name]
         matches = matches or [each for each in self.groups if each.training == name]
         if len(matches) == 1:
@@ -170,13 +170,13 @@ class Evaluations:
 
 
 def read_evaluations(table: pandas.DataFrame) -> Evaluations:
-    """Read a table, of equal rows the last; a policy that lacks a cell or a finite return is left out and noted."""
+    """Read a table, with the last of duplicate rows; omit and note policies that lack a cell or a finite return."""
     if table.empty:  # maybe without columns too: all trainings have failed so far
         raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
     if missing := [name for name in _NEEDED if name not in table]:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
     tests, by = [name for name in table if name.startswith(TEST)], who(table)
-    point = [*by, SEED, ENV_STEPS, UPDATES, FINAL]  # what learns from data counts updates alone
+    point = [*by, SEED, ENV_STEPS, UPDATES, FINAL]  # training on a data set counts only updates
     table = table.drop_duplicates([*point, CELL], keep="last")
     table = table.assign(group=table.groupby(by, sort=False, dropna=False).ngroup())
     final = table[table[FINAL].astype(bool)].drop_duplicates(["group", SEED, CELL], keep="last")
@@ -221,12 +221,12 @@ def clock_of(points: pandas.DataFrame) -> str:
 
 
 def _label(firsts: pandas.DataFrame, row: Any) -> str:
-    """Name a group by what differs between groups, of each of which `firsts` has a row."""
+    """Name a group by the values in which groups differ; `firsts` has a row for each group."""
     parts = [str(row[TRAINING])] if firsts[TRAINING].nunique() > 1 else []
     for name in who(firsts)[1:]:
         value, values = row[name], firsts[name].unique()
         if len(values) > 1:
-            if isinstance(value, float):  # in six digits, unless that is how another is written too
+            if isinstance(value, float):  # six digits, unless two values would read the same
                 numbers = [each for each in values if isinstance(each, float)]
                 is_short = len({f"{each:g}" for each in numbers}) == len(numbers)
                 value = f"{value:g}" if is_short else repr(float(value))
@@ -235,7 +235,7 @@ def _label(firsts: pandas.DataFrame, row: Any) -> str:
 
 
 def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pandas.Series) -> str:
-    """Say how many cells a policy lacks, or in how many its return is not finite, with the first of these."""
+    """Return how many cells a policy lacks, or in how many its return is not finite, with the first of these."""
     if lacks := int(inside.isna().sum()):
         return f"lacks {lacks} of {len(cells)} cells"
     first = cells.iloc[int(np.argmin(is_finite))]
@@ -245,7 +245,7 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
 
 
 def _counts(table: pandas.DataFrame, tested: pandas.DataFrame) -> str:
-    """Say how many policies, episodes and transitions the evaluations took, and the training of the last policies."""
+    """Return a sentence with the policies, episodes and transitions of evaluations, and the amount of training."""
     policies = counted(len(tested), "policy", "policies")
     episodes = counted(int(table[EPISODES].sum()), "episode")
     steps = counted(round(float((table[EPISODES] * table[LENGTHS]).sum())), "transition")

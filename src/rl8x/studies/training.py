@@ -1,12 +1,12 @@
-"""One training of a study, begun or resumed, up to its last test; in any process.
+"""Runs one training of a study, new or resumed, up to its last test; in any process.
 
 Its inputs are plain data and its outputs files in its folder, so that a lost process loses nothing:
 
-    checkpoints/        of the training
-    points/STEPS.json   what was measured in the test cells after so many steps of the trainer
-    result.json         that it is done, what came out, and the returns in its course
-    pruned              that a search has given it up
-    error.txt           the traceback, where it failed
+    checkpoints/        the training's checkpoints
+    points/STEPS.json   results in the test cells after STEPS steps of the trainer
+    result.json         the results and the curve of returns; exists once the training is done
+    pruned              exists if a search has pruned the training
+    error.txt           the traceback of a failure
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from rl8x.trainers.grid import CellEvaluator
 ERROR: Final = "error.txt"
 PRUNED: Final = "pruned"
 TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
-# How long a training waits for another process that runs it, such as one that a lost driver left behind.
+# How long a training waits for another process that runs it, such as one left by a lost driver.
 _BUSY_WAIT_S: Final = 3600.0
-# Nobody waits at a terminal for one training of many: its rows shall arrive before the next one begins.
+# Long, as no user waits for one training of many: its rows should arrive before the next one begins.
 _PATIENCE_S: Final = 600.0
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do a job of `Study`: train and test one policy; returns its `key`, and `result`, or `error` in one line."""
+    """Run a job of `Study`: train and test one policy; return its `key`, and `result`, or `error` in one line."""
     folder, key = Path(job["folder"]), job["key"]
     if not folder.parent.is_dir():
         return {"key": key, "error": f"{folder.parent} is not there: all workers must see the study's folder"}
@@ -60,7 +60,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"key": key, "result": _TrainingJob(job).run_to_end() if done is None else done}
     except Exception as error:
         with contextlib.suppress(OSError):
-            # A traceback may contain file names that cannot be encoded, which must not end the other trainings.
+            # A traceback may contain file names that cannot be encoded; that must not end the other trainings.
             (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
         return {"key": key, "error": " ".join(hide(described(error)).split())[:300]}
     finally:
@@ -68,7 +68,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _TrainingJob:
-    """The training of one job, and what is measured of it; a callback of its trainer."""
+    """The training and the tests of one job; a callback of its trainer."""
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.job, self.folder = job, Path(job["folder"])
@@ -81,10 +81,10 @@ class _TrainingJob:
         self.run = RunSpec.from_plain(data, trust=job["trust"])
         self.metric_names = TESTED
         self.searches = self.training.trial is not None
-        self._measured = -1, pandas.DataFrame(), Support()  # the step of the last test, and what it measured
+        self._measured = -1, pandas.DataFrame(), Support()  # the step of the last test, and its results
 
     def run_to_end(self) -> dict[str, Any]:
-        """Train, test the last policy, log and keep what came out."""
+        """Train, test the last policy, and log, store and return the result."""
         trainer = self._trainer()
         trainer.plan(self.run)
         self.evaluator = self._make_evaluator(trainer)
@@ -97,7 +97,7 @@ class _TrainingJob:
         return result
 
     def _trainer(self) -> Trainer:
-        """Make the trainer, or have it go on from the newest good checkpoint."""
+        """Make the trainer, resumed from the newest good checkpoint if there is one."""
         options: dict[str, Any] = {"tracker": self._tracker(), "callbacks": [self]}
         if listed(self.checkpoints):
             options |= {"auto": True, "algorithm": self.run.make_algorithm(), "trust": True}
@@ -108,7 +108,7 @@ class _TrainingJob:
         return Trainer.from_spec(self.run, **options)
 
     def _tracker(self) -> Tracker:
-        """Make the tracker: of a child of the study's run, with the same params as all others."""
+        """Make the tracker of a child of the study's run."""
         if self.job["tracking"] is None:
             return NullTracker()
         training = self.training
@@ -126,7 +126,7 @@ class _TrainingJob:
         )
 
     def __call__(self, trainer: Trainer, stats: TrainStats) -> dict[str, float] | None:
-        """Test where that is due."""
+        """Test the policy if that is due, and mark the trial if the search prunes it; return the mean returns."""
         steps = trainer.state[keys.STEPS]
         points = self.study.evaluate_at
         if points is None or (steps not in points if isinstance(points, Sequence) else steps % points):
@@ -137,14 +137,14 @@ class _TrainingJob:
         return means
 
     def _make_evaluator(self, trainer: Trainer) -> CellEvaluator:
-        """Make the evaluator of the test cells, in the training's environment or the one that is named for tests."""
+        """Make the evaluator of the test cells, in the training's environment or, without one, in `eval_env`."""
         study, run, algorithm = self.study, self.run, trainer.algorithm
         named = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
         maker = run.env.maker(run.trust, env=tested_env(run)) if named else None
         return CellEvaluator(algorithm, self.cells, episodes=study.episodes, seed=study.test_seed, env_factory=maker)
 
     def _measure(self, trainer: Trainer) -> tuple[pandas.DataFrame, Support]:
-        """Test the present policy; return a point of the table, and the support of training there."""
+        """Test the current policy; return its rows of the table, and the current support of training."""
         env, steps = trainer.algorithm.env, trainer.state[keys.STEPS]
         if self._measured[0] == steps:
             return self._measured[1:]
@@ -173,15 +173,15 @@ class _TrainingJob:
         return pandas.DataFrame({**who, **trained, **cells})
 
     def _is_pruned(self, row: Mapping[str, float]) -> bool:
-        """Whether the search has given this trial up: a stop condition."""
+        """Whether the search has pruned this trial; a stop condition."""
         return (self.folder / PRUNED).exists()
 
     def _conclude(self, trainer: Trainer) -> dict[str, Any]:
-        """Test the last policy, and add the results to the tracked run, which has ended and keeps its status."""
+        """Test the last policy; add the results to the ended tracked run, which keeps its status; return the result."""
         (frame, drawn), pruned = self._measure(trainer), self.searches and self._is_pruned({})
         state, clock, tracker = trainer.state, trainer.algorithm.clock, trainer.tracker
         for steps in table.read_points(self.folder):
-            if steps > state[keys.STEPS]:  # a kill came later than this end, of a training that cannot repeat
+            if steps > state[keys.STEPS]:  # from before a kill, if the resumed training ended earlier
                 table.point_file(self.folder, steps).unlink()
         means, headline = _means(frame), trainer.record.results.headline
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
@@ -208,7 +208,7 @@ class _TrainingJob:
 
 
 def _means(frame: pandas.DataFrame) -> dict[str, float]:
-    """Average returns over all cells, and over those inside and outside of the training's support, if there are any."""
+    """Return mean and minimum returns over all cells, and means inside and outside the support, if there are any."""
     means, within = table.policies(frame).iloc[0], frame[table.INSIDE]
     shown = {"mean": True, "min": True, "inside": within.any(), "outside": not within.all()}
     return {f"test/returns/{name}": float(means[name]) for name, there in shown.items() if there}
