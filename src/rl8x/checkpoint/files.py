@@ -1,7 +1,7 @@
 """The format of checkpoints: reads them, and writes each one atomically as a folder.
 
     000007-step-120/
-        checkpoint.json   what it is, `Metadata`
+        checkpoint.json   the description, `Metadata`
         state.pt          the state, `State`; loads with torch.load(weights_only=True)
         *.segment.pt      a segment of a large state, in the same format as state.pt
         SHA256SUMS        digests of all these files; `sha256sum -c SHA256SUMS` checks them
@@ -40,7 +40,7 @@ from rl8x.disk import SUMS, link_or_copy, sums_of, sync_folder, write_synced, wr
 from rl8x.replay.ring import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
-# -- what is in it
+# -- its content
 
 DESCRIPTION: Final = "checkpoint.json"
 FORMAT: Final = "rl8x-checkpoint"

@@ -256,7 +256,7 @@ def _peak_memory() -> int:
 def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str, Any]:
     """Time the first iteration and at least two more, as a row has the tracking time of the previous row."""
     algorithm, rows, times = trainer.algorithm, list[Mapping[str, float]](), list[float]()
-    # A replay's warm-up makes no updates, so its steps are not timed as iterations.
+    # A replay's warm-up is part of the first iteration, as it makes no updates and waits for no compilation.
     warmup_steps = None if algorithm.env is None else getattr(algorithm.config, "warmup_steps", None)
     while len(times) <= 2 or sum(times[1:]) < seconds:
         begin = time.perf_counter()

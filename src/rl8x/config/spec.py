@@ -477,7 +477,7 @@ class RunSpec:
         return build() if dataset is None else build(dataset=dataset)
 
     def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:
-        """Load a data set that lacks spaces, with those of the evaluation environment; None if it has them."""
+        """Load a data set that lacks spaces, with those of the evaluation environment; else return None."""
         path, evaluated_in = getattr(config, "dataset", None), self.trainer.eval_env
         if not isinstance(path, str) or not lacks_spaces(Path(path)):
             return None

@@ -68,8 +68,8 @@ def do_jobs(
 ) -> Iterator[dict[str, Any]]:
     """Run jobs, each plain data with a `key`, and yield the result of `work` for each, in the order of completion.
 
-    Jobs whose worker is lost continue from where they were saved. After two losses in a row jobs run one at a time, and
-    a job with a third loss fails. This machine runs `num_jobs` at the same time, a cluster as many as it has room for.
+    Jobs whose worker is lost continue from where they were saved. After two losses in a row the next job runs alone,
+    and fails at a third. This machine runs `num_jobs` at the same time, a cluster as many as it has room for.
     """
     if not jobs or (backend == "processes" and num_jobs == 1):
         yield from map(work, jobs)

@@ -142,7 +142,7 @@ def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
 
 
 def _series(curves: Iterable[tuple[str, Sequence[Sequence[float]]]], most: int) -> dict[str, dict[int, float]]:
-    """Return mean and 95% interval of the curves of the `most` best groups, by last value: metric, step, value."""
+    """Average the curves of each of the `most` best groups, by last value; return means and 95% intervals by step."""
     groups: dict[str, list[Any]] = {}
     for group, points in curves:
         if points:

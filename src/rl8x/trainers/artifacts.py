@@ -166,7 +166,7 @@ class Shows:
         Args:
             path: A file to write the film to, in the format of its suffix; None makes a GIF in memory.
             copies: Copies shown side by side; None takes the length of a list in `env_config`, else one.
-            env_config: Values for the environment's parameters; None takes those that the run evaluates under.
+            env_config: Values for the environment's parameters; None takes those of the run's evaluations.
             **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions` of
                 `rl8x.video.film`.
 

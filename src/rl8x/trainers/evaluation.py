@@ -60,7 +60,7 @@ class Evaluations:
     def __init__(self, algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None) -> None:
         self._algorithm = algorithm
         self.env, self.factory = _own_env(algorithm, eval_env, num_eval_envs)
-        self.played_in = algorithm.env if self.env is None else self.env  # None where there is neither
+        self.played_in = algorithm.env if self.env is None else self.env  # None if there is neither
         # The training environment's resets if evaluations play in it, else None.
         self._resets = None if algorithm.horizons is None or self.env is not None else algorithm.horizons.resets
         # Without a training environment the initial configuration of the evaluation environment applies.

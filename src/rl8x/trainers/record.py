@@ -501,7 +501,7 @@ class Record:
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
         _, given, uri = store.partition("--tracking-uri ")
         named = [f"tracker=MLflowTracker(tracking_uri={' '.join(shlex.split(uri))!r})"] * bool(given)
-        # A function is only called where its file is trusted.
+        # A function is only called if its file is trusted.
         dotted = [name for name in names_in(spec, resolved) if is_dotted(name)]
         called = [name for name in dotted if not isinstance(import_named(name, trust=True), type)]
         trust = store == "--trust" or any(map(needs_word, called))

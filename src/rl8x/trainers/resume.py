@@ -181,7 +181,7 @@ def handle_for(run: Tracked, tracker: Tracker) -> str | None:
     if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
         return None
     if isinstance(tracker, MemoryTracker) and tracker.run_id != handle:
-        return None  # the memory that it was kept in is gone
+        return None  # the tracker that kept the run in memory is gone
     return handle
 
 

@@ -192,7 +192,7 @@ _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}
 _WITHOUT_BAR: Final = "{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
 _BAR_COLUMNS: Final = 10
-_LEAST_METRICS: Final = 3  # so many metrics are worth more than a bar
+_LEAST_METRICS: Final = 3  # up to so many metrics take precedence over a bar
 _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 

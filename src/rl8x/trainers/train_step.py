@@ -249,7 +249,7 @@ class TrainStep:
         self.eval_row, self.unseen = {}, frozenset()
 
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
-        """Return the row of `make_row` with the latest evaluation and the metrics of all callbacks, called with it."""
+        """Call all callbacks with a row of `make_row` and the latest evaluation; return it with their metrics."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
         self.unseen = frozenset()
         self.row = stats  # a callback may log a model with these metrics

@@ -139,7 +139,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.ending: list[str] = []
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Raise: a copy would go on with the same run, in the same folder."""
+        """Raise `TypeError`, as a copy would continue the same run in the same folder."""
         raise TypeError(
             "a trainer drives one run, and can be neither copied nor pickled: copy.deepcopy(trainer.algorithm.policy) "
             "is what acts; trainer.save() and Trainer.resume(...) go on elsewhere."
