@@ -273,7 +273,7 @@ def estimates_of(frame: pandas.DataFrame, name: str) -> pandas.DataFrame:
 
 
 def _decimals(frame: pandas.DataFrame, name: str) -> int:
-    """Return the decimals for a statistic: two digits of its narrowest interval, at most four digits of its largest."""
+    """Return the decimals for a statistic: two digits of its narrowest interval, at most 4 of its largest value."""
     if name == "improvement":
         return 3
     widths = frame[f"{name}_high"] - frame[f"{name}_low"]

@@ -209,7 +209,7 @@ class Record:
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """End the tracked run if it is open, and describe the last `evaluation`; None keeps its stop reason."""
+        """End the tracked run if it is open, with the last `evaluation`; without `stop_reason` it keeps its own."""
         if not self.is_open or self.is_elsewhere:
             return
         if not self._only_adds:
