@@ -20,12 +20,12 @@ START_SPREAD = 0.1
 
 
 class Links(NamedTuple):
-    """Coefficients of the equations of motion, made of the parameters, `[num_envs]` each."""
+    """Coefficients of the equations of motion, computed from the parameters, `[num_envs]` each."""
 
     inertia: Tensor
-    """m1 c1^2 + m2 (l1^2 + c2^2) + 2 I: of both links about the upper joint, without the coupling."""
+    """m1 c1^2 + m2 (l1^2 + c2^2) + 2 I: inertia of both links about the upper joint, without the coupling."""
     outer_inertia: Tensor
-    """m2 c2^2 + I: of the outer link about the middle joint."""
+    """m2 c2^2 + I: inertia of the outer link about the middle joint."""
     coupling: Tensor
     """m2 l1 c2: how the motions of the two links couple."""
     torque_1: Tensor
@@ -49,7 +49,7 @@ class Links(NamedTuple):
 
 
 def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
-    """Return how fast the state, theta_1, theta_2, theta_1_dot and theta_2_dot, `[num_envs, 4]`, changes.
+    """Return the time derivatives of theta_1, theta_2, theta_1_dot and theta_2_dot, `[num_envs, 4]`.
 
     With q = theta_1, p = theta_2 (relative to the inner link) and k the coupling:
 
@@ -80,8 +80,8 @@ class Acrobot(Env):
     Observations, `[num_envs, 6]`: cos and sin of both angles, both angular velocities (rad/s).
 
     Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding", in
-    the variant of Sutton and Barto's book; the equations are those of Gymnasium 1.4's Acrobot-v1, with what does not
-    change within a step computed once.
+    the variant of Sutton and Barto's book; the equations are those of Gymnasium 1.4's Acrobot-v1, with the coefficients
+    computed once a step.
     """
 
     single_observation_space = spaces.Box(
@@ -139,7 +139,7 @@ class Acrobot(Env):
         return torch.stack((theta_1.cos(), theta_1.sin(), theta_2.cos(), theta_2.sin(), speed_1, speed_2), dim=-1)
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
-        """Draw the links, the trail of the tip, and the height to reach, which has a meaning for links of 1 m."""
+        """Draw the links, the trail of the tip and, if the inner link is 1 m long, the height to reach."""
         length = parameters["link_length_1"]
         unit = max(1.0, (length + 1.0) / 2)
         canvas.view((-2.15 * unit, 2.15 * unit), (-2.15 * unit, 2.15 * unit))
@@ -158,7 +158,7 @@ class Acrobot(Env):
 
 
 def _joints(state: CopyState, length: float) -> tuple[Point, Point]:
-    """Return where the inner link of a length ends, and the outer one of 1 m."""
+    """Return the ends of the inner link, whose length is given in m, and of the outer link, which is drawn as 1 m."""
     theta_1, theta_2 = map(float, state["physics"][:2])
     middle = length * math.sin(theta_1), -length * math.cos(theta_1)
     return middle, (middle[0] + math.sin(theta_1 + theta_2), middle[1] - math.cos(theta_1 + theta_2))

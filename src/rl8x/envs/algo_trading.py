@@ -18,7 +18,7 @@ _SHOWN_STEPS = 80
 
 
 class AlgoTrading(Env):
-    """Be invested while the price rises, and not while it falls; nothing ever ends.
+    """Hold the asset while the price rises and not while it falls; episodes never end.
 
         y' = y (1 + km) (1 + kc sin(f t))
         km in +-max_trend, kc in [0, max_cycle], 2 pi / f in [min_period, max_period]
@@ -63,14 +63,14 @@ class AlgoTrading(Env):
         }
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Trade by actions `[num_envs]`, then change the price; buying what is held or selling what is not is void."""
+        """Trade by actions `[num_envs]`, then change the price; buying a held asset or selling none does nothing."""
         before = state["invested"]
         invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
         growth = torch.log1p(state["cycle"] * torch.sin(state["phase"]))
         change = torch.log1p(state["trend"]) + growth
         paid = (invested != before) * torch.log1p(-parameters["fee"])
         rewards = PERCENT * (invested * change + paid)
-        # Of f t itself float32 would lose the digits in a task that never ends: keep the phase in [0, 2 pi).
+        # Keep the phase in [0, 2 pi): float32 would lose digits of f t, which grows without end.
         phase = state["phase"] + state["frequency"]
         phase = phase - torch.floor(phase * (0.5 / math.pi)) * (2.0 * math.pi)
         state = state | {"phase": phase, "change": change, "invested": invested}
@@ -86,7 +86,7 @@ class AlgoTrading(Env):
         }
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
-        """Draw the course of the price, green where the asset was held, and that of the portfolio."""
+        """Plot the price, green while the asset was held, and the portfolio's value."""
         states = [*past, state][-_SHOWN_STEPS:]
         held = np.array([int(each["invested"]) for each in states])
         changes = np.array([float(each["change"]) for each in states])

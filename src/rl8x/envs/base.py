@@ -4,7 +4,7 @@ An author writes the dynamics (`steps.py`). The base class adds time limits, aut
 observation before each reset, episode statistics, randomised parameters, seeding and snapshots. It does so twice:
 `restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that are compiled or
 captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a compiled program
-cannot take a generator, and because equal noise is what makes different ways of execution comparable.
+cannot take a generator, and because equal noise makes different ways of execution comparable.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Pa
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MAX_EVAL_ENVS: Final = 128
-"""Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
+"""Default limit on the copies, and so the episodes, of an environment that is made for evaluations."""
 
 
 class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
@@ -59,19 +59,19 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     capturable: ClassVar[bool] = True
     """Whether `restart` and `advance` are pure, so that they can be compiled or captured."""
     resumable: ClassVar[bool] = True
-    """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
+    """Whether `load_state_dict` restores the exact state; if not, call `reset` after it."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
     parameters: Mapping[str, Parameter] = {}
     """The parameters that `env_config` may set, by name."""
     team: Team | None = None
-    """The agents of a copy, where there are several: a row of tensors is one of them. See `envs/team.py`."""
+    """The agents of a copy, if there are several: each row of a tensor belongs to one agent. See `envs/team.py`."""
     max_num_envs: ClassVar[int | None] = None
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
     observe_parameters: str = "none"
-    """Who sees the parameters; the wrapper `ObservedParameters` has others."""
+    """Who sees the parameters: nobody, except in the wrapper `ObservedParameters`."""
     carry: Carry | None = None
     """The carry after the last `reset` or `step`; a caller of `advance` writes the new one here."""
 
@@ -87,13 +87,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """Make `num_envs` copies.
 
         Args:
-            num_envs: Number of copies. Where there are agents, the attribute of that name counts them in all copies:
-                it is the number of rows of tensors.
+            num_envs: Number of copies. With several agents, the attribute `num_envs` is copies times agents, the
+                number of rows of tensors.
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
-            observe_parameters: `build` and `env_kwargs` take it for every environment, and wrap what the constructor
-                makes; see `ObservedParameters`. A constructor takes "none" alone.
+            observe_parameters: Must be "none" here. `build` and `env_kwargs` accept other values for every environment
+                and wrap it; see `ObservedParameters`.
         """
         name = type(self).__name__
         refuse_observing(observe_parameters, name)
@@ -119,7 +119,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Params of a run beside the class and the time limit; empty for the arguments that it was made with."""
+        """Extra params of a run, besides class and time limit; if empty, the constructor's arguments are logged."""
         return {}
 
     @property
@@ -129,7 +129,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     @property
     def num_copies(self) -> int:
-        """Copies of the environment: as many as rows of its tensors, or as each agent has."""
+        """Copies of the environment: the number of rows of its tensors divided by the number of agents."""
         return self.num_envs // self.num_agents
 
     # ---- pure, for programs that are compiled or captured
@@ -141,21 +141,21 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     @property
     def noise_width(self) -> int:
-        """Uniform numbers a copy and step: for the transition, for a reset, one for each drawn parameter."""
+        """Uniform numbers per copy and step: for the transition, for a reset, and for drawn parameters."""
         return self.step_noise + self.reset_noise + self.parameter_state.in_force.noise_width
 
     @property
     def program_key(self) -> Hashable:
-        """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
+        """The constants of a compiled or captured `advance`; other constants need another program."""
         team = () if self.team is None else (self.team.names, self.team.agent_id, self.team.state)
         config = self.parameter_state.in_force.key
         return type(self), self.num_envs, str(self.device), self.time_limit, config, *team
 
     def noise(self, horizon: int) -> Tensor:
-        """Draw the noise of some steps, float32 `[horizon, num_envs, noise_width]` in [0, 1).
+        """Draw the noise of `horizon` steps, float32 `[horizon, num_envs, noise_width]` in [0, 1).
 
-        On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
-        takes its own stretch of the generator's stream.
+        On the CPU, a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
+        takes its own part of the generator's stream.
 
         Args:
             horizon: Steps of each copy.
@@ -187,11 +187,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             noise: `[num_envs, noise_width]` in [0, 1).
 
         Returns:
-            The next carry and what the step led to. Tensors may be shared between the two, so change neither in place.
+            The next carry and the step. The two may share tensors, so change neither in place.
         """
         parameters = carry["parameters"]
         state, rewards, terminated = self.outcome(carry, actions, noise)
-        # In the order that it had: compiled programs know its parts by their places.
+        # Keep the order of the keys: compiled programs identify the parts by position.
         state = {name: state[name] for name in carry["state"]}
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         sources = carry.get("sources", {})
@@ -210,7 +210,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
-        """Return what `transition` does in the next step, before any reset.
+        """Return the outcome of the next step, as `transition` does, before any reset.
 
         Args:
             carry: The carry before the step.
@@ -246,11 +246,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     @property
     def takes_elapsed(self) -> bool:
-        """Whether `set_elapsed` moves time limits: not those that a simulator counts out of reach."""
+        """Whether `set_elapsed` moves time limits; it cannot if a simulator's own step count is out of reach."""
         return True
 
     def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the present episodes count as so many steps long, so that their time limits come sooner.
+        """Set the elapsed steps of the current episodes, so that their time limits come sooner.
 
         Args:
             elapsed: int64 `[num_envs]`, each at least 0 and below the time limit.
@@ -279,13 +279,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         }
 
     def _columns(self, noise: Tensor, first: int, width: int) -> Tensor:
-        """Return some columns of the noise, by a slice only where one is needed."""
+        """Return `width` columns of the noise from `first` on; slice only if necessary."""
         if width == noise.shape[-1]:
             return noise
         return noise[:, first : first + width] if width else self._no_noise
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters and sources as `ResolvedConfig.draw` does; agents of a copy have those of the first."""
+        """Draw parameters and sources as `ResolvedConfig.draw` does; all agents of a copy share those of the first."""
         config, team = self.parameter_state.in_force, self.team
         if not config.noise_width:
             return {}, {}
@@ -304,7 +304,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
         Args:
             seed: Seeds the environment's generator; None continues its stream.
-            options: Part of Gymnasium's signature, without a meaning here.
+            options: Part of Gymnasium's signature; ignored.
             config: The `env_config` from now on: names of parameters to a number, `num_envs` numbers, a distribution
                 or its JSON form, in the parameters' units; `{}` for the defaults, None for no change.
 
@@ -329,7 +329,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Returns:
             Observation, rewards, terminated, truncated, `[num_envs, ...]`, and an info with the observations before the
             resets (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the
-            copies whose episode ended; `valid` is False for rows that are no experience, and there only where some are.
+            copies whose episode ended. If some rows are not experience, `valid` is there too, and False for those.
 
         Raises:
             RuntimeError: If `reset` was not called before.
@@ -340,7 +340,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         actions = tree_of(actions, lambda part: as_tensor(part, self.device, name="actions"))
         actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = advanced(self, self.carry, actions, self.noise(1)[0])
-        # Rows that are no experience, such as those of masked autoreset steps, end no episode.
+        # Rows that are not experience, such as those of masked autoreset steps, end no episode.
         truncated = step.truncated if step.valid is None else step.truncated & step.valid
         done = step.terminated | truncated
         info = {
@@ -357,7 +357,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             info["valid"] = step.valid
         return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, truncated, info
 
-    # ---- parameters; `parameter_state` has what algorithms and trainers ask of them
+    # ---- parameters; algorithms and trainers use `parameter_state`
 
     @property
     def config(self) -> dict[str, Any]:
@@ -365,7 +365,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return plain(self.parameter_state.in_force.given)
 
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
-        """Check an `env_config`, as `reset` does, and return it in the form of `config`; nothing changes.
+        """Check an `env_config` as `reset` does and return its plain JSON form, without applying it.
 
         Args:
             config: Names of parameters to values, distributions or their JSON forms.
@@ -377,7 +377,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def steer_config(self, config: EnvConfig) -> None:
         """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
 
-        Programs are recompiled where the kind of a parameter's distribution changes, and not where its numbers do.
+        Programs are recompiled if the kind of a parameter's distribution changes, but not if only its numbers do.
 
         Args:
             config: As `reset` takes it, with distributions that do not move by themselves.
@@ -387,31 +387,31 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Raise `ValueError` for a configuration that the environment cannot have.
+        """Raise `ValueError` for a configuration that the environment does not support.
 
         Args:
-            resolved: The configuration, which is legal otherwise.
+            resolved: The configuration, whose names and values are legal.
             owner: Its name in error messages.
         """
 
     def present_config(self) -> dict[str, Any]:
-        """Return the configuration of the next reset in plain JSON form, with what moves as it stands now.
+        """Return the configuration of the next reset in plain JSON form, with the present form of what moves.
 
-        It is what an evaluation under the training's configuration draws from; looks at values on the device.
+        An evaluation under the training's configuration draws from it. It copies values from the device.
         """
         return plain(self.parameter_state.present())
 
     def parameter_support(self) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
+        """Return the smallest and the largest value of each parameter that evaluations draw now, in its own unit."""
         return self.parameter_state.support()
 
     # ---- saving and copying
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the future depends on; load it and the same actions lead to the same bits."""
+        """Return the complete state: once it is loaded, the same actions give bitwise the same results."""
         carry = self.carry
         if carry is not None:
-            # What the configuration says anyway is left out.
+            # Fixed parameters are left out, as the configuration has them.
             names = self.parameter_state.in_force.drawn_names
             drawn = {name: value for name, value in carry["parameters"].items() if name in names}
             carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
@@ -419,11 +419,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return device | {"carry": carry, **self.parameter_state.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Restore a snapshot.
 
         Args:
-            state_dict: A snapshot, whose tensors are copied, of as many copies, the same kind of device, and the state
-                that `initial_state` makes; others are refused by a `ValueError`.
+            state_dict: A snapshot; its tensors are copied. Another number of copies, another kind of device, or a state
+                with other parts or shapes than that of `initial_state` raises `ValueError`.
         """
         name, carry, kind = type(self).__name__, state_dict["carry"], state_dict["generator_device"]
         if carry is not None and len(carry["elapsed"]) != self.num_envs:
@@ -448,12 +448,12 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.generator.set_state(state_dict["generator"].cpu())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make an environment of the same configuration that shares nothing with this one; nothing has begun in it.
+        """Make an environment of the same configuration that shares nothing with this one and is not reset yet.
 
-        None where this one cannot be copied, or not with another number of copies.
+        Return None if this one cannot be copied, or not with another number of copies.
 
         Args:
-            num_envs: Its copies of the task; None leaves their number to the environment.
+            num_envs: Its copies of the task; None lets the environment choose their number.
             seed: Seeds its generator; None takes a seed from the operating system.
         """
         if num_envs not in (None, self.num_copies):
@@ -461,14 +461,14 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         apart: dict[int, Any] = {id(self.carry): None, id(self.generator): torch.Generator(self.device)}
         try:
             twin = copy.deepcopy(self, apart)
-        except Exception:  # whatever a simulator raises that cannot be copied
+        except Exception:  # a simulator that cannot be copied may raise anything
             return None
         twin.carry = None
         twin.set_seed(seed)
         return twin
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed the generator, as `reset` does where it is given a seed.
+        """Seed the generator, as `reset` with a seed does.
 
         Args:
             seed: A whole number; None takes one from the operating system.
@@ -488,10 +488,10 @@ def _apart(obs: Observation, state: State) -> Any:
 def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
     """Step an environment; arguments and results are those of `Env.advance`.
 
-    One with a state of its own may be anybody's code, which writes into the actions that it gets and into the tensors
-    that it gave: it gets copies, and copies of its results go on, unless its `advance` is known to be `apart`.
+    A simulator may be third-party code that writes into the actions it gets and into the tensors it returned. So it
+    gets copies of the actions, and its results are copied, unless its `advance` is marked as `apart`.
     """
-    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has looked at a pure one
+    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has checked a pure one
     carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
     shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
     if not env.capturable and shapes != ((env.num_envs,),) * 3:
@@ -504,6 +504,6 @@ def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
 
 
 def apart(advance: Function) -> Function:
-    """Mark an `advance` whose simulator gets copies of the actions, and gives none of the tensors that are returned."""
+    """Mark an `advance` that shares no memory with its simulator: it copies the actions and the results."""
     advance.is_apart = True  # type: ignore[attr-defined]
     return advance

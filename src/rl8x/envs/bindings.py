@@ -1,10 +1,10 @@
-"""Bindings: what a parameter of `env_config` is in a simulator.
+"""Bindings connect parameters of `env_config` to values in a simulator.
 
     GymnasiumEnv("CartPole-v1", 16, parameters={"length": "length", "gravity": Scale("gravity", high=3.0)})
     GymnasiumEnv("HalfCheetah-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})
 
-An adapter takes a mapping from the names that `env_config` uses to bindings. Each but a function has a plain form for
-run files, the kind's name with its first argument: `{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
+An adapter takes a mapping from the names that `env_config` uses to bindings. All except functions have a plain form for
+run files, their kind with its first argument: `{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl8x.names import did_you_mean
 from rl8x.plain import frozen
 
 Value: TypeAlias = "float | Tensor"
-"""A number; or for a simulator of many copies one for each, float32 `[num_envs]`."""
+"""A number or, for a simulator of many copies, one number per copy, float32 `[num_envs]`."""
 
 _STEP: Final = re.compile(r"\.?(?P<name>[A-Za-z_]\w*)|\[\s*(?P<quote>['\"]?)(?P<key>[^\]'\"]+?)(?P=quote)\s*\]")
 
@@ -36,11 +36,11 @@ class Binding(ABC):
     """Reads one parameter from a simulator, and sets it there.
 
     Attributes:
-        default: Its value where `env_config` says nothing; None leaves what the simulator has.
+        default: Its value if `env_config` does not set it; None keeps the simulator's own value.
         low: The smallest legal value; by default 0, or -inf where the default is not positive.
         high: The largest legal value; by default inf, or 0 where the default is negative.
         unit: Its unit, for example `kg`.
-        description: Its meaning in a few words; by default the binding itself, as it is made.
+        description: Its meaning in a few words; by default the call that makes the binding.
     """
 
     kind: ClassVar[str]
@@ -53,17 +53,17 @@ class Binding(ABC):
 
     @abstractmethod
     def read(self, simulator: Any) -> Any:
-        """Return a copy of what is there, a number or an array; of several parts a list of them.
+        """Return a copy of the present value, a number or an array; for several parts, a list of them.
 
         Args:
             simulator: The unwrapped simulator.
 
         Raises:
-            ValueError: If there is no such thing, or it is not a number.
+            ValueError: If the simulator has no such value, or it is not a number.
         """
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
-        """Set a value; bindings of simulators that are never changed, but replaced, do not.
+        """Set a value; bindings of simulators that are replaced, rather than changed, do not support it.
 
         Args:
             simulator: The unwrapped simulator.
@@ -72,12 +72,12 @@ class Binding(ABC):
 
         Raises:
             NotImplementedError: If the simulator is one that is replaced.
-            ValueError: If it cannot be set so.
+            ValueError: If the value cannot be set.
         """
         raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
 
     def parameter(self, original: Any) -> Parameter:
-        """Return the default and the bounds that `env_config` is checked by.
+        """Return the parameter, with the default and bounds that apply to `env_config`.
 
         Args:
             original: What `read` returned.
@@ -98,12 +98,12 @@ class Binding(ABC):
         return Parameter(default=default, low=low, high=high, unit=self.unit, description=self.description or str(self))
 
     def _own_fields(self) -> list[str]:
-        """Return the fields that a kind of binding has beside those of all."""
+        """Return the names of the fields that a kind of binding adds to those of `Binding`."""
         shared = {field.name for field in dataclasses.fields(Binding)}
         return [field.name for field in dataclasses.fields(self) if field.name not in shared]
 
     def _given(self) -> dict[str, Any]:
-        """Return the values of the fields that are not their default."""
+        """Return the values that differ from the field's default, by name."""
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
 
@@ -113,7 +113,7 @@ class Binding(ABC):
         return {self.kind: given.pop(self._own_fields()[0]), **given}
 
     def __str__(self) -> str:
-        """Write it as it is made, without default, bounds, unit and description."""
+        """Return the call that makes the binding, without default, bounds, unit and description."""
         given = self._given()
         own = [_shown(given[name]) for name in self._own_fields() if name in given]
         return f"{type(self).__name__}({', '.join(own)})"
@@ -136,9 +136,9 @@ class Attribute(Binding):
     """An attribute of the unwrapped simulator: `"length"`, `"model.opt.gravity[2]"`, `"limits['x']"`.
 
     Attributes:
-        path: Names with dots between them, and indices or keys in brackets. An array is set as a whole, in place.
-        per_copy: Whether it is an array or tensor with a row for each copy, `[num_envs, ...]`, of a simulator that has
-            many.
+        path: Names joined by dots, with indices or keys in brackets. An array is set as a whole, in place.
+        per_copy: Whether it is an array or tensor with a row for each copy, `[num_envs, ...]`, in a simulator of many
+            copies.
 
     Raises:
         ValueError: If the path is not of that form.
@@ -152,7 +152,7 @@ class Attribute(Binding):
         _steps(self.path)
 
     def read(self, simulator: Any) -> Any:
-        """Return a copy of what the path leads to."""
+        """Return a copy of the value at the path."""
         try:
             value = functools.reduce(_taken, _steps(self.path), simulator)
         except (AttributeError, KeyError, IndexError, TypeError) as error:
@@ -167,7 +167,7 @@ class Attribute(Binding):
         return value.copy() if isinstance(value, np.ndarray) else value
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
-        """Set the attribute, an array's elements all to the value."""
+        """Set the attribute; all elements of an array get the value."""
         wanted: Any = original if value is None else value
         if isinstance(value, Tensor):
             wanted = _rows(value, original)
@@ -189,7 +189,7 @@ class Attribute(Binding):
 
 
 def _steps(path: str) -> list[str | tuple[Any]]:
-    """Split a path into names of attributes, and keys, which are in a tuple; raise `ValueError` if it is none."""
+    """Split a path into attribute names and keys, each key in a 1-tuple; raise `ValueError` for a malformed path."""
     matches = [*_STEP.finditer(path)]
     if not matches or not matches[0]["name"] or "".join(match[0] for match in matches) != path:
         raise ValueError(f"a path looks like `length`, `model.opt.gravity[2]` or `limits['x']`; got {path!r}.")
@@ -205,14 +205,14 @@ def _taken(owner: Any, step: str | tuple[Any]) -> Any:
 
 
 def _rows(values: Tensor, like: Any) -> Any:
-    """Return one value for each copy, `[num_envs]`, to set or multiply the rows of an array or tensor."""
+    """Reshape one value per copy, `[num_envs]`, so that it sets or multiplies the rows of an array or tensor."""
     rows = values.reshape(-1, *(1,) * (like.ndim - 1))
     return rows.to(like.device) if isinstance(like, Tensor) else rows.double().cpu().numpy()
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale(Binding):
-    """A factor of what other bindings set: 1 is what the simulator has.
+    """A factor that multiplies the simulator's own values of other bindings; 1 keeps them.
 
     Attributes:
         of: The values that are multiplied: a binding, an attribute's path, a plain form, or several of them.
@@ -230,7 +230,7 @@ class Scale(Binding):
         return list(self.of) if isinstance(self.of, list | tuple) else [self.of]
 
     def read(self, simulator: Any) -> Any:
-        """Return what the parts are."""
+        """Return the values of the parts."""
         return [part.read(simulator) for part in self.parts]
 
     def parameter(self, original: Any) -> Parameter:
@@ -253,13 +253,13 @@ class Scale(Binding):
 class Function(Binding):
     """A function `(env, value) -> None` that sets several things, such as an attribute and values derived from it.
 
-    It gets the unwrapped environment, and a number; of a simulator of many copies a tensor of one for each,
-    `[num_envs]`. It has no plain form: files name no code.
+    It gets the unwrapped environment and a number, or a tensor `[num_envs]` if the simulator has many copies. It has no
+    plain form: files contain no code.
 
     Attributes:
         function: Sets the value; with the default it must change nothing.
-        reads: Path of the attribute that the default is read from; the parameter's own name where the function
-            stands in its place.
+        reads: Path of the attribute from which the default is read; by default, or for a bare function, the
+            parameter's own name.
     """
 
     kind: ClassVar[str] = "function"
@@ -267,7 +267,7 @@ class Function(Binding):
     reads: str | None = None
 
     def read(self, simulator: Any) -> Any:
-        """Return the default, or the attribute that it is read from."""
+        """Return `default` if it is given, else the value of the attribute `reads`."""
         if self.default is not None:
             return self.default
         try:
@@ -297,7 +297,7 @@ def bindings_of(parameters: Mapping[str, Any] | None, kinds: Sequence[type[Bindi
 
 @contextlib.contextmanager
 def in_parameter(name: str, owner: str = "") -> Iterator[None]:
-    """Name the parameter in an error that is raised within."""
+    """Re-raise a `TypeError` or `ValueError` of the context as a `ValueError` that names the parameter."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""Bound parameters of simulators: of one, or of each of the copies that a Gymnasium vector environment steps.
+"""Sets bound parameters in one simulator, or in each copy that a Gymnasium vector environment steps.
 
-A copy takes the values of an episode over when it is reset, whoever resets it: they lie ready in a table, which
-processes share, and a wrapper around each copy reads its row before the reset. So the first observation is of the new
-physics.
+A copy applies the values of its next episode when it is reset, by whatever code. The values are in a table that
+processes share, and a wrapper around each copy reads its row before the reset. So the first observation already comes
+from the new physics.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class BoundSimulator:
                 self.parameters[name] = binding.parameter(self.originals[name])
         self._values: dict[str, Value | None] = dict.fromkeys(bindings)
         self._written: list[str] = []
-        # With its default a function changes nothing, so that it need not be called; what it sets is not known.
+        # A function need not be called with its default, which changes nothing; what it sets is unknown.
         self._functions = {name for name, binding in bindings.items() if isinstance(binding, Function)}
 
     def set(self, values: Mapping[str, Value | None]) -> None:
-        """Set the values that differ from those in force; None is the binding's default, or what the simulator had.
+        """Set the values if some differ from those in force; None is the binding's default, or the original value.
 
-        What one binding writes may be part of what another does, as a mass and a total mass: where anything changes,
-        all that was ever set is set again, in the order of the mapping, so that the result depends on the values alone.
+        Bindings may overlap, such as a mass and a total mass. So if any value changes, all values that were ever set
+        are set again, in the order of the mapping; the result then depends on the values alone.
         """
         values = {
             name: self.bindings[name].default if value is None and name not in self._functions else value
@@ -65,7 +65,7 @@ class BoundSimulator:
         self._values = values
 
     def reset_under(self, values: Mapping[str, Value | None], reset: Callable[[], Result]) -> Result:
-        """Reset under values; raise `RuntimeError` where the reset undoes what was set."""
+        """Set the values, call `reset` and return its result; raise `RuntimeError` if the reset overwrites a value."""
         self.set(values)
         watched = [name for name in self._written if name not in self._functions]
         written = {name: self.bindings[name].read(self.simulator) for name in watched}
@@ -90,10 +90,10 @@ def _same(value: Value | None, other: Value | None) -> bool:
 
 
 class SharedTable:
-    """Numbers that processes share by name, which Gymnasium can take along however it starts them.
+    """Numbers in shared memory, which work however Gymnasium starts its processes.
 
-    It hands things over by cloudpickle, which `multiprocessing.Array` does not go through. The memory is released when
-    the table of the process that made it is gone.
+    Gymnasium sends objects by cloudpickle, which cannot pickle a `multiprocessing.Array`. The memory is released when
+    the process that made the table deletes it.
     """
 
     def __init__(self, values: Sequence[float], name: str | None = None) -> None:
@@ -102,7 +102,7 @@ class SharedTable:
             self.memory = SharedMemory(name)
             return
         with lending_variables():
-            resource_tracker.ensure_running()  # a Python process, which shared memory would start
+            resource_tracker.ensure_running()  # a Python process, which `SharedMemory` would start otherwise
         self.memory = SharedMemory(create=True, size=8 * self.length)
         weakref.finalize(self, _release, self.memory, os.getpid())
         self[:] = values
@@ -152,7 +152,7 @@ class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class BoundCopies:
-    """The bound copies of a vector environment, each a simulator of its own; they take values over at their resets."""
+    """The bound copies of a vector environment, each with its own simulator; they apply values at their resets."""
 
     def __init__(self, bindings: Mapping[str, Binding], num_envs: int, *, processes: bool) -> None:
         self.bindings = bindings
@@ -173,7 +173,7 @@ class BoundCopies:
         self.parameters = inner.get_attr("parameters")[0]
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
-        """Lay the values of parameters that are named ready, `[num_envs]` each; a copy takes its own at its reset."""
+        """Write the values of the `named` parameters, `[num_envs]` each, to the table, for the copies' next resets."""
         rows = torch.full((len(self.table) // len(self.bindings), len(self.bindings)), math.nan, dtype=torch.float64)
         for i, name in enumerate(self.bindings):
             if name in named:
@@ -184,9 +184,9 @@ class BoundCopies:
 class BoundBatch(BoundSimulator):
     """A bound simulator that steps all copies itself.
 
-    Its attributes serve all of them, but for those with a row for each copy and what functions set. Where it resets
-    copies in the step that ends an episode, nothing can be set between the two, so that values hold from one reset of
-    all copies to the next.
+    Its attributes apply to all copies, except those with a row for each copy and those that functions set. If it resets
+    copies in the step that ends an episode, values cannot be set in between, so they hold from one reset of all copies
+    to the next.
     """
 
     def __init__(self, bindings: Mapping[str, Binding], simulator: Any, *, resets_itself: bool, advice: str) -> None:
@@ -195,7 +195,7 @@ class BoundBatch(BoundSimulator):
         self._by_function: set[str] = set()
 
     def check(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Raise `ValueError` where a value is not for all copies, or changes when nothing can be set."""
+        """Raise `ValueError` if copies get different values of a shared attribute, or a value cannot be set in time."""
         for name in resolved.given:
             binding, fixed = self.bindings[name], resolved.fixed.get(name)
             if not _is_by_copy(binding) and (fixed is None or bool((fixed != fixed[0]).any())):
@@ -209,8 +209,8 @@ class BoundBatch(BoundSimulator):
                 )
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
-        """Set the values of parameters that are named, `[num_envs]` each, at once; the others stay at defaults."""
-        # A function that was ever called gets its default as it gets other values.
+        """Set the values of the `named` parameters, `[num_envs]` each, immediately; the others get their defaults."""
+        # Once a function has been called, it is also called with its default.
         self._by_function |= self._functions & {*named}
         put: dict[str, Value | None] = dict.fromkeys(self.bindings)
         for name in {*named} | self._by_function:
@@ -219,7 +219,7 @@ class BoundBatch(BoundSimulator):
 
 
 def _is_by_copy(binding: Any) -> bool:
-    """Whether a simulator of many copies can have another value for each: what has a row for each, and functions."""
+    """Whether a binding can set a different value for each copy: by rows of an array, or by a function."""
     if isinstance(binding, Scale):
         return all(map(_is_by_copy, binding.parts))
     return isinstance(binding, Function) or getattr(binding, "per_copy", False)

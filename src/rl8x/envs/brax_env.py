@@ -1,10 +1,10 @@
-"""Brax and MuJoCo Playground environments as rl8x environments: JAX arrays come as tensors through DLPack.
+"""Brax and MuJoCo Playground environments as rl8x environments; JAX arrays become tensors through DLPack.
 
     BraxEnv(brax.envs.get_environment("ant"), num_envs=1024, time_limit=1000)
 
-Such an environment has pure functions `reset(key)` and `step(state, action)` of one copy. Time limits and resets are
-done here, in the step that ends an episode, so that the observation before the reset is given; their own wrappers lose
-it. `parameters` replace fields of the system that the functions see, for each copy, as arguments of the one program:
+Such an environment has pure functions `reset(key)` and `step(state, action)` of one copy. The adapter applies time
+limits and resets in the step that ends an episode, and so keeps the observation before the reset, which their own
+wrappers lose. `parameters` replace fields of each copy's system, as arguments of the one program:
 
     BraxEnv(env, 1024, parameters={"mass": SystemField("link.inertia.mass", "torso"), "gravity": Scale("gravity")})
 """
@@ -36,12 +36,12 @@ _WRAPPERS: Final = ("brax.envs.wrappers.training", "mujoco_playground._src.wrapp
 class BraxEnv(SimulatorEnv):
     """Copies of an unwrapped Brax or Playground environment, simulated as one JAX program.
 
-    A copy whose episode ends goes on from a state that `reset` gives for a fresh key. Arguments that are not listed
-    here are those of `Env`.
+    A copy whose episode ends continues from the state that `reset` returns for a fresh key. Arguments that are not
+    listed here are those of `Env`.
 
     Args:
         env: An environment of `brax.envs.get_environment`, or its name there, or of Playground's `registry.load`.
-        device: Where the tensors are wanted; JAX simulates on its own default device.
+        device: Device of the tensors; JAX simulates on its own default device.
         seed: Seeds the keys.
         parameters: Parameters of `env_config`: names to the path of a field of the system, `SystemField`,
             `ModelField` (of an MJX model), `Scale`, their plain forms, or a pure function `(system, value) ->
@@ -49,7 +49,7 @@ class BraxEnv(SimulatorEnv):
 
     Raises:
         RuntimeError: If JAX is not installed.
-        TypeError: If it is no such environment, or has wrappers that batch it, or end or begin its episodes.
+        TypeError: If `env` is not such an environment, or has a wrapper that batches, truncates or resets it.
         ValueError: If there is no such field or name.
     """
 
@@ -93,7 +93,7 @@ class BraxEnv(SimulatorEnv):
         return self.first_carry({}, parameters), tree_of(self._simulated.obs, self._tensor_of)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the simulators by actions `[num_envs, size]`; not pure, unlike the base class's, as it changes them."""
         truncated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         if self.time_limit is not None:
             truncated = carry["elapsed"] + 1 >= self.time_limit
@@ -112,18 +112,18 @@ class BraxEnv(SimulatorEnv):
         return self.jax.random.PRNGKey(int(seed))
 
     def _array_of(self, tensor: Tensor) -> Any:
-        # A copy: on the CPU JAX may go on with the very memory of an array.
+        # A copy: on the CPU, JAX may keep using the array's memory.
         return self.jax.numpy.array(tensor.cpu().numpy())
 
     def _arrays_of(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return parameters, `[num_envs]` each, for JAX; those that stay as they were are not copied again."""
+        """Return parameters, `[num_envs]` each, as JAX arrays; unchanged ones are not copied again."""
         for name, value in parameters.items():
             if name not in self._values or self._values[name][0] is not value:
                 self._values[name] = value, self._array_of(value)
         return {name: self._values[name][1] for name in parameters}
 
     def _tensor_of(self, array: Any) -> Tensor:
-        """Copy an array to a tensor, floats as float32: JAX may use its memory again when it is gone on its side."""
+        """Copy an array to a tensor, floats as float32: JAX may reuse the memory once it has freed the array."""
         # Booleans are not part of JAX's DLPack everywhere.
         tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
@@ -133,7 +133,7 @@ class BraxEnv(SimulatorEnv):
 def _programs(
     jax: Any, reset: Callable[..., Any], step: Callable[..., Any], num_envs: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Compile the reset of all copies, and a step with the resets after it; values of parameters are arguments."""
+    """Compile the reset of all copies, and a step with the resets that follow it; parameters are arguments."""
 
     def advance(state: Any, values: Any, fresh: Any, actions: Any, over: Any, key: Any) -> tuple[Any, Any, Any]:
         stepped = step(values, state, actions)
@@ -143,7 +143,7 @@ def _programs(
         def choose(new: Any, old: Any) -> Any:
             shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
             chosen = jax.numpy.where(shaped, new, old)
-            # As strongly typed as what a reset gives, or the second step would be recompiled.
+            # Strongly typed like the result of a reset, or the second step would be recompiled.
             return jax.lax.convert_element_type(chosen, chosen.dtype) if chosen.weak_type else chosen
 
         return jax.tree.map(choose, begun, stepped), stepped, stepped.done > 0
@@ -192,11 +192,11 @@ def _observation_space(size: Any) -> Any:
 class SystemField(Binding):
     """A field of a Brax `System`, or of an MJX model.
 
-    What the environment has computed from it when it was made stays as it is.
+    Values that the environment's constructor derived from the field do not change.
 
     Attributes:
-        path: Names with dots between them, such as `gravity`, `link.inertia.mass` or `geom_friction`.
-        of: The name, or the names, whose rows are set: of links for `link.*`, else of what MuJoCo's field belongs to.
+        path: Names joined by dots, such as `gravity`, `link.inertia.mass` or `geom_friction`.
+        of: The names whose rows are set: links for `link.*`, else the bodies, joints, ... that MuJoCo's field is of.
         index: The number within a row, or in a single vector such as `gravity`; None for all.
     """
 
@@ -238,9 +238,9 @@ class SystemField(Binding):
 
 
 class Systems:
-    """The system of an environment, and those that take its place in the program of each copy.
+    """The system of an environment, and the systems that replace it under each copy's parameters.
 
-    It is the environment's `sys`, or `_mjx_model` in MuJoCo Playground; each parameter has a binding, by its name.
+    It is the environment's `sys`, or `_mjx_model` in MuJoCo Playground; bindings are by parameter name.
     """
 
     def __init__(self, bindings: Mapping[str, Binding], env: Any) -> None:
@@ -254,7 +254,7 @@ class Systems:
         self.bound = BoundSimulator(self, fields, "BraxEnv")
 
     def applied(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the environment that takes the values of one copy, by name, before its arguments."""
+        """Wrap a method of the environment so that its first argument is one copy's parameter values, by name."""
 
         def under(values: Mapping[str, Any], *arguments: Any) -> Any:
             if not self.bound.bindings:
@@ -271,7 +271,7 @@ class Systems:
         return under
 
     def _replaced(self, binding: Any, system: Any, original: Any, value: Any) -> Any:
-        """Return the system with what a binding sets: a value, or where it is None the original."""
+        """Return the system with the binding's field set to the value, or to the original if the value is None."""
         if isinstance(binding, Scale):
             for part, base in zip(binding.parts, original, strict=True):
                 system = self._replaced(part, system, base * value, None)
@@ -286,7 +286,7 @@ class Systems:
 
 
 def _of_system(binding: Any) -> Any:
-    """Return a binding with fields of the system in place of those of a model, described as it was."""
+    """Replace each `ModelField` of a binding by a `SystemField`; the description stays the same."""
     described: dict[str, Any] = {"description": binding.description or str(binding)}
     if isinstance(binding, Scale):
         return dataclasses.replace(binding, of=tuple(map(_of_system, binding.parts)), **described)
@@ -297,6 +297,6 @@ def _of_system(binding: Any) -> Any:
 
 
 def _with_field(owner: Any, names: list[str], array: Any) -> Any:
-    """Return a copy of nested dataclasses with another array at the end of a path."""
+    """Return a copy of nested dataclasses with the array at a path replaced."""
     first, *rest = names
     return owner.replace(**{first: _with_field(getattr(owner, first), rest, array) if rest else array})

@@ -1,6 +1,6 @@
 """Pictures of environments: an author draws one copy on a canvas, and `render` returns a picture of each.
 
-Everything is drawn three times as large as the picture, which then is the mean of 3 x 3 points. Pillow is imported when
+Everything is drawn three times as large as the picture, whose pixels are means of 3 x 3 points. Pillow is imported when
 the first picture is drawn.
 """
 
@@ -37,7 +37,7 @@ _FINER: Final = 3
 
 
 class Canvas:
-    """A picture in the making: points are in the units of `view`, y upwards; widths and radii in those of y."""
+    """A drawing surface: points are in the units of `view`, with y upwards; widths and radii are in units of y."""
 
     def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
         from PIL import Image, ImageDraw
@@ -48,9 +48,9 @@ class Canvas:
         self.view((-1.0, 1.0), (-1.0, 1.0))
 
     def view(self, x: Point, y: Point, *, stretch: bool = False) -> None:
-        """Choose what is seen: at least from `x[0]` to `x[1]` and from `y[0]` to `y[1]`, in the middle.
+        """Set the visible ranges: at least `x[0]` to `x[1]` and `y[0]` to `y[1]`, centred.
 
-        A unit of x is as long as one of y, unless both are to `stretch` over the whole picture.
+        Units of x and y are equally long, unless `stretch` fits both ranges to the whole picture.
         """
         scales = [size / max(high - low, 1e-9) for size, (low, high) in zip(self._size, (x, y), strict=True)]
         self._scales = scales if stretch else [min(scales)] * 2
@@ -67,7 +67,7 @@ class Canvas:
         self._draw.polygon([self._at(point) for point in points], fill=mixed(colour, strength))
 
     def box(self, centre: Point, size: Point, colour: str, *, angle: float = 0.0, strength: float = 1.0) -> None:
-        """Fill a rectangle of a width and a height, turned by an angle in rad."""
+        """Fill a rectangle of `size`, width and height, rotated by `angle` in rad."""
         cos, sin = math.cos(angle), math.sin(angle)
         corners = [(i * size[0] / 2, j * size[1] / 2) for i, j in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
         turned = [(centre[0] + a * cos - b * sin, centre[1] + a * sin + b * cos) for a, b in corners]
@@ -118,7 +118,7 @@ def mixed(colour: str, strength: float) -> str:
 
 
 class DrawsItself:
-    """The part of an environment that draws it."""
+    """The part of an environment that draws and renders it."""
 
     render_fps: ClassVar[float] = 30.0
     """Steps a second at which a film of it looks natural."""
@@ -127,28 +127,27 @@ class DrawsItself:
     team: Team | None
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
-        """Draw a copy, for films; an environment without it has no pictures.
+        """Draw a copy, for films; an environment without this method cannot be rendered.
 
         Args:
             canvas: The picture to draw on; `canvas.view` sets the visible ranges first.
-            state: The copy's state: each of `initial_state` without its first dimension, as NumPy's; where there are
-                several agents, with a row for each, `[agents, ...]`.
+            state: The copy's state, as NumPy arrays by the names of `initial_state`, without the first dimension; with
+                several agents, one row per agent, `[agents, ...]`.
             parameters: The values of its parameters.
-            past: Its states before this one in the same episode, the last ones, the oldest first; empty where they are
-                not known.
+            past: The last states before this one in the same episode, oldest first; empty if unknown.
         """
         raise NotImplementedError(f"{type(self).__name__} has no draw()")
 
     @property
     def draws(self) -> bool:
-        """Whether it draws itself."""
+        """Whether the class defines `draw`."""
         return type(self).draw is not DrawsItself.draw
 
     def render(self) -> Any:
         """Return a picture of each copy as it is now, `[height, width, 3]`, uint8.
 
         Raises:
-            ValueError: If the class does not draw itself.
+            ValueError: If the class does not define `draw`.
             RuntimeError: If there was no `reset` yet.
         """
         if not self.draws:
@@ -163,7 +162,7 @@ class DrawsItself:
 def picture_of(
     env: DrawsItself, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
 ) -> Picture:
-    """Have a copy of an environment drawn on a canvas of `size`, width and height in pixels; see `DrawsItself.draw`."""
+    """Return a picture of one copy, drawn on a canvas of `size`, width and height in pixels; see `DrawsItself.draw`."""
     canvas = Canvas(*size)
     env.draw(canvas, state, parameters, past)
     return canvas.picture()
@@ -182,5 +181,5 @@ def copy_of(arrays: Mapping[str, NDArray[Any]], copy: int) -> CopyState:
 
 
 def numbers_of(arrays: Mapping[str, NDArray[Any]], copy: int) -> dict[str, float]:
-    """Return the numbers of one copy, of arrays `[num_envs]`."""
+    """Return one copy's numbers from arrays `[num_envs]`."""
     return {name: float(value[copy]) for name, value in arrays.items()}

@@ -28,7 +28,7 @@ PARAMETERS = {
 
 
 def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Parameters) -> Tensor:
-    """Move cart and pole, `physics` as `CartPole.observe` shows it, `[num_envs, 4]`, by one Euler step under a force.
+    """Return `physics`, `[num_envs, 4]` as in `CartPole.observe`, after one Euler step under a force, `[num_envs]`.
 
     temp       = (force + m_p l theta_dot^2 sin(theta)) / m
     theta_acc  = (g sin(theta) - cos(theta) temp) / (l (4/3 - m_p cos(theta)^2 / m))
@@ -59,7 +59,7 @@ class _OnCart(Env):
         return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
 
     def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
-        """Draw cart and pole on their track; beyond the track's ends the view goes with the cart."""
+        """Draw cart and pole on their track; beyond the track's ends the view follows the cart."""
         x, _, theta, _ = map(float, state["physics"])
         length = 2 * parameters["length"]
         heavy, thick = (_thickness(parameters[name], PARAMETERS[name]) for name in ("masscart", "masspole"))
@@ -85,7 +85,7 @@ class _OnCart(Env):
 
 
 def _thickness(value: float, parameter: Parameter) -> float:
-    """Return how thick a body is drawn, by its mass: 1 at the default."""
+    """Return the relative thickness of a drawn body, by its mass: 1 at the default."""
     return min(1.7, max(0.6, float((value / parameter.default) ** (1 / 3))))
 
 
@@ -120,7 +120,7 @@ class CartPole(_OnCart):
 
 
 class CartPoleInfinite(_OnCart):
-    """Bring cart and pole to the upright rest position and stay there; nothing ever ends.
+    """Bring cart and pole to the upright rest position and stay there; episodes never end.
 
     Actions, `[num_envs]` int64: 0 pushes left, 1 does nothing, 2 pushes right. Observations, `[num_envs, 5]`: x (m),
     x_dot (m/s), cos(theta), sin(theta), theta_dot (rad/s). The reward is minus the distances from the rest position,

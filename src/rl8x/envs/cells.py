@@ -1,8 +1,8 @@
 """Test cells: the environments in which policies are evaluated, and whether training could draw them.
 
-A cell is one value for each test parameter; what is not named has its default. A cell is inside of a training's support
-where training can draw it, parameter by parameter: the contexts of training and of testing are sets, and what
-generalises beyond the first is told apart from what does not (Kirk et al. 2021, arXiv:2111.09794, section 3.1).
+A cell is one value for each test parameter; other parameters have their defaults. A cell is inside the support of the
+training if training can draw it, parameter by parameter. So results in contexts of the training are kept apart from
+results that need generalisation beyond them (Kirk et al. 2021, arXiv:2111.09794, section 3.1).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl8x.randomization import Choice, ParameterDistribution
 
 MAX_CELLS: Final = 100_000
 SPACINGS: Final[dict[str, Any]] = {"linspace": np.linspace, "geomspace": np.geomspace}
-# Relative: a linspace's 0.6 is not the 0.6 of a file, nor float32's.
+# Relative tolerance: 0.6 in a linspace, in a file and in float32 differ slightly.
 _EQUAL: Final = 1e-6
 
 Cells = dict[str, NDArray[np.float64]]
@@ -125,7 +125,7 @@ def num_cells(cells: Cells) -> int:
 
 
 def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str = "test") -> None:
-    """Refuse cells that cannot be tested in an environment: without ends, copies enough, or legal parameters."""
+    """Raise `ValueError` if cells cannot be tested: episodes never end, too few copies, or illegal parameters."""
     if not env.episodic:
         raise ValueError(
             f"the episodes of {name} never end, so that there are none to test by. Give it a `time_limit` in "
@@ -141,17 +141,17 @@ def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str 
 
 
 def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
-    """Say which cells training can draw, bool `[cells]`.
+    """Return which cells training can draw, bool `[cells]`.
 
-    Every parameter of the environment counts, at its default where test or training name none. A fixed value is drawn
-    alone. Of `Choice` only its values are drawn, not what lies between; of a distribution over an interval all of it.
+    Every parameter of the environment counts; one that test or training does not name has its default there. Training
+    can draw only the value of a fixed parameter, only the listed values of a `Choice`, and all values of an interval.
     Values for each copy, and those of `Grid`, are drawn together: copy i of the `num_envs` has the i-th of each.
     """
     resolved = _resolved(config, parameters, num_envs)
     wanted = {name: cells.get(name, np.full(num_cells(cells), each.default)) for name, each in parameters.items()}
     rows = [values.double().numpy() for values in resolved.fixed.values()]
     is_inside = np.zeros(num_cells(cells), dtype=bool)
-    # Copies that are the same need to be compared once.
+    # Compare equal copies only once.
     for row in np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0)):
         same = [_is_equal(wanted[name], value) for name, value in zip(resolved.fixed, row, strict=True)]
         is_inside |= np.all(same, axis=0)
@@ -170,7 +170,7 @@ def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: in
 
 
 def why_none_is_inside(cells: Cells, trained: Mapping[str, Sequence[float]]) -> str:
-    """Say why no cell lies in a training's support: the parameter whose trained values none has, if it is one."""
+    """Explain why no cell is in the training's support; name a parameter whose trained values no cell has, if any."""
     for name, values in cells.items():
         low, high = trained[name]
         if not np.any(_is_between(values, low, high)):

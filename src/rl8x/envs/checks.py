@@ -1,7 +1,7 @@
 """Checks of what users give to environments, and of what simulators return.
 
-Gymnasium's API has changed over the years, and what an older environment returns is only noticed deep inside. So the
-forms are looked at where they come in: of one copy when a policy is built for it, of all in the first step.
+Gymnasium's API has changed over the years, and the results of an older environment would only fail deep inside. So they
+are checked where they come in: for one copy when a policy is built for it, for all copies in the first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl8x.trees import flatten_tree
 
 
 def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
-    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
+    """Whether an object steps many copies: a `VectorEnv`, or an object with its attributes, such as Isaac Lab's."""
     names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
     return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
 
@@ -40,18 +40,18 @@ def whole_number(number: Any, owner: str, name: str) -> int:
 
 
 def narrow_seed(seed: int) -> int:
-    """Return a seed that any simulator takes: of 31 bits, as many have no more, also after adding a copy's index."""
+    """Return a seed of at most 31 bits, even after adding a copy's index, as many simulators take no larger ones."""
     return operator.index(seed) % (2**31 - 2**24)
 
 
 def check_time_limit(limit: Any, owner: str) -> None:
-    """Refuse a time limit that is neither None nor a positive number of steps."""
+    """Raise an error for a time limit that is neither None nor a positive number of steps."""
     if limit is not None and whole_number(limit, owner, "time_limit") < 1:
         raise ValueError(f"{owner}: time_limit must be at least 1 or None; got {limit}.")
 
 
 def refuse_observing(observe_parameters: Any, owner: str) -> None:
-    """Raise `TypeError` where a constructor, called by itself, is to show the parameters, which a wrapper does."""
+    """Raise `TypeError` if a constructor gets `observe_parameters`, which only the wrapper implements."""
     if observe_parameters != "none":
         raise TypeError(
             f"{owner}: a constructor does not take observe_parameters={observe_parameters!r}. Wrap the environment, "
@@ -60,7 +60,7 @@ def refuse_observing(observe_parameters: Any, owner: str) -> None:
 
 
 def check_declared(env: Any) -> None:
-    """Raise `TypeError` where an environment declares no space of observations or actions, or wrong parameters."""
+    """Raise `TypeError` if an environment lacks the space of observations or actions, or declares wrong parameters."""
     owner, declared = type(env).__name__, env.parameters
     for name in ("single_observation_space", "single_action_space"):
         space = getattr(env, name, None)
@@ -76,11 +76,11 @@ def check_declared(env: Any) -> None:
 
 
 def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
-    """Return actions in the types that policies give: discrete ones int64, floating-point numbers float32.
+    """Return actions in the types of policies: discrete ones int64, floating-point numbers float32.
 
-    In others the arithmetic of an environment is another: of uint8, 0 - 1 is 255. Those that are not one for each copy,
-    `[num_envs, *action]`, are refused, as torch would broadcast a single one to all; on the CPU numbers that are no
-    actions too: elsewhere the check would have to wait for the device.
+    Other types change the arithmetic of an environment: in uint8, 0 - 1 is 255. Actions of another shape than
+    `[num_envs, *action]` raise `ValueError`, as torch would broadcast a single one to all copies. On the CPU, illegal
+    discrete actions raise it too; elsewhere this check would have to wait for the device.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}
@@ -99,7 +99,7 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
 
 
 def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> None:
-    """Refuse a saved state that has other parts or shapes than the one that `initial_state` makes."""
+    """Raise `ValueError` if a saved state has other parts or shapes than the state that `initial_state` makes."""
     flat = (flatten_tree("state", state) for state in (saved, made))
     before, now = ({path: list(part.shape) for path, part in parts.items()} for parts in flat)
     if before != now:
@@ -146,7 +146,7 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
 
 
 def check_rows(owner: str, num_envs: int | None, **numbers: Any) -> None:
-    """Raise ValueError unless each of some numbers, such as rewards, is `[num_envs]`, or `[]` of one copy."""
+    """Raise ValueError unless each of the numbers, such as rewards, has the shape `[num_envs]`, or `[]` of one copy."""
     shape = () if num_envs is None else (num_envs,)
     for name, value in numbers.items():
         array = value if isinstance(value, Tensor) else np.asarray(value)
@@ -156,7 +156,7 @@ def check_rows(owner: str, num_envs: int | None, **numbers: Any) -> None:
 
 
 def _values(owner: str, result: Any, form: str) -> Any:
-    """Return the values that a function returned; raise unless they are as many as the form has, with an info last."""
+    """Return a function's result; raise `TypeError` unless it has as many values as the form, with a mapping last."""
     if not isinstance(result, tuple | list) or len(result) != form.count(",") + 1:
         got = f"a tuple of {len(result)} values" if isinstance(result, tuple) else _described(result)
         raise TypeError(f"{owner} must return {form}, as Gymnasium's API has it; it returned {got}.")
@@ -166,7 +166,7 @@ def _values(owner: str, result: Any, form: str) -> Any:
 
 
 def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_envs: int | None) -> None:
-    """Raise unless an observation, or a batch of them, has the parts, shapes and kinds of numbers that a space says."""
+    """Raise ValueError unless an observation, or a batch, has the parts, shapes and kinds of numbers of its space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         given = obs if isinstance(obs, Mapping) and isinstance(space, spaces.Dict) else {}
         if isinstance(obs, tuple | list) and isinstance(space, spaces.Tuple):
@@ -187,7 +187,7 @@ def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_en
 
 
 def _described(value: Any) -> str:
-    """Name what came, in a few words."""
+    """Describe a value in a few words."""
     if isinstance(value, np.ndarray | np.generic | Tensor):
         return f"{type(value).__name__} {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, bool | int | float | str | None):
@@ -196,6 +196,6 @@ def _described(value: Any) -> str:
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Return an environment, of one copy or of many, and the wrappers around it, the innermost first."""
+    """Return an environment or vector environment and the wrappers around it, innermost first."""
     inner = layers_of(env.env) if isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper) else []
     return [*inner, env]
