@@ -12,7 +12,7 @@ from rl8x.envs.canvas import BLUE, GREEN, GREY, Canvas, CopyParameters, CopyStat
 
 
 class _Dummy(Env):
-    """A position that starts anywhere within +-`bounds`; nothing ever ends."""
+    """A position that starts anywhere within +-`bounds`; episodes never end."""
 
     single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     parameters = {  # noqa: RUF012 - a class variable by the base class
@@ -48,7 +48,7 @@ class _Dummy(Env):
 
 
 class DiscreteDummy(_Dummy):
-    """Bring a position to 0 by steps of 1; reward minus its distance from 0. Nothing ever ends.
+    """Bring a position to 0 by steps of 1; reward minus its distance from 0. Episodes never end.
 
     Actions, `[num_envs]` int64: 0 moves by -1, 1 by +1. Observations, `[num_envs, 1]`: the position.
 
@@ -63,7 +63,7 @@ class DiscreteDummy(_Dummy):
 
 
 class ContinuousDummy(_Dummy):
-    """Bring a position to 0 by steps of any size; reward minus its distance from 0. Nothing ever ends.
+    """Bring a position to 0 by steps of any size; reward minus its distance from 0. Episodes never end.
 
     Actions, `[num_envs, 1]` float32: what is added to the position. Observations, `[num_envs, 1]`: the position.
 

@@ -15,15 +15,15 @@ from rl8x.names import did_you_mean, unknown_name
 
 REDUCTIONS = ("last", "mean", "sum", "max", "min")
 AUTO = {"success": "last", "is_success": "last"}
-"""Metrics that are reduced by default, where a simulator reports them, and how."""
+"""The reductions of metrics that are collected by default, if a simulator reports them."""
 
 _WIDEST: Final = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
-"""In which type torch takes each kind of number, whatever its size and the order of its bytes."""
+"""The type that makes each kind of number a tensor, regardless of its size and byte order."""
 
 Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
 """For each metric its value over the episode so far and how often it was reported, each `[num_envs]`."""
 Reported: TypeAlias = tuple[Tensor, Tensor, bool]
-"""Values float32 `[num_envs]`, the copies that have one, and whether what steps the copies said it, not they."""
+"""Values float32 `[num_envs]`, a mask of the copies with one, and whether a wrapper of all copies reported them."""
 
 
 class EpisodeMetrics:
@@ -55,10 +55,10 @@ class EpisodeMetrics:
     def update(
         self, accumulators: Accumulators, info: Mapping[str, Any], final: Tensor | None, counts: Tensor
     ) -> Accumulators:
-        """Return the accumulators, empty at first, with what the `info` of a step reported.
+        """Return the accumulators, initially empty, updated with the `info` of a step.
 
-        Where a copy was reset in this very step, `final`, its values are those in `final_info`, where that has them;
-        None where no reset changes `info`. Only rows that are steps of an episode count. Masks are `[num_envs]`.
+        Copies that were reset in this step, by the mask `final`, have their values in `final_info`, if it has any;
+        `final` is None if resets do not change `info`. Rows count where `counts` is true. Masks are `[num_envs]`.
         """
         updated = dict(accumulators)
         last_info = None if final is None else info.get("final_info")
@@ -70,7 +70,7 @@ class EpisodeMetrics:
                     value, mask, _ = now or (last[0], torch.zeros_like(counts), False)
                     now = torch.where(final, last[0], value), torch.where(final, last[1], mask), False
                 elif now is not None and not now[2]:
-                    now = now[0], now[1] & ~final, False  # what these copies said of the episode that begins
+                    now = now[0], now[1] & ~final, False  # their values are of the episode that begins
             if now is None:
                 continue
             value, mask = now[0], now[1] & counts
@@ -87,7 +87,7 @@ class EpisodeMetrics:
         }
 
     def check_reported(self, accumulators: Accumulators, info: Mapping[str, Any], done: Tensor) -> None:
-        """Warn, where the first episode has ended, of metrics that were asked for and not reported until then."""
+        """Warn, when the first episode has ended, of requested metrics that were not reported until then."""
         if self._looked or not bool(done.any()):
             return
         self._looked = True
@@ -105,7 +105,7 @@ class EpisodeMetrics:
         )
 
     def restarted(self, accumulators: Accumulators, done: Tensor) -> Accumulators:
-        """Return the accumulators, empty for the copies whose episode ended, by `done`, `[num_envs]`."""
+        """Return the accumulators, cleared for the copies whose episode ended, by `done`, `[num_envs]`."""
         return {
             name: {"value": parts["value"].masked_fill(done, torch.nan), "count": parts["count"].masked_fill(done, 0.0)}
             for name, parts in accumulators.items()
@@ -113,7 +113,7 @@ class EpisodeMetrics:
 
 
 def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
-    """Yield the names of what has a number for each copy, those in nested dicts with slashes."""
+    """Yield the names of entries with a number for each copy; names in nested dicts have slashes."""
     for name, value in info.items():
         if isinstance(value, Mapping) and name != "final_info":
             yield from (f"{name}/{inner}" for inner in _reported_names(value, like))
@@ -122,7 +122,7 @@ def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
 
 
 def _reduced(reduction: str, before: Tensor, value: Tensor) -> Tensor:
-    """Reduce an episode's value so far and the next one, `[num_envs]` each, to one; a mean is divided later."""
+    """Combine an episode's value so far with the next one, `[num_envs]` each; a mean is divided later."""
     if reduction == "last":
         return value
     combine = {"max": torch.maximum, "min": torch.minimum}.get(reduction, torch.add)
@@ -130,10 +130,10 @@ def _reduced(reduction: str, before: Tensor, value: Tensor) -> Tensor:
 
 
 def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> Reported | None:
-    """Return what is reported of a metric; a single number is one for all copies.
+    """Return the reported values of a metric, or None; a single number is one for all copies.
 
-    A mask, with `_` before the name, may stand at each level. Gymnasium puts one beside what copies say at every level;
-    a wrapper around the vector, such as `RecordEpisodeStatistics`, only beside its dict.
+    A mask, named with a leading `_`, may be at each level. Gymnasium adds one at every level for the values of copies;
+    a wrapper around the vector, such as `RecordEpisodeStatistics`, only adds one for its dict.
     """
     last, outer = name, []
     while last not in info:  # a key may have slashes itself
@@ -155,7 +155,7 @@ def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> Reported | None
 
 
 def _mask(info: Mapping[str, Any], key: str, like: Tensor) -> Tensor | None:
-    """Return which copies have what a key says, `[num_envs]`, bool; None without such a mask."""
+    """Return the mask of the copies that have a value for a key, `[num_envs]`, bool; None without a mask."""
     mask = _tensor(info.get(f"_{key}"), like)
     return None if mask is None or mask.is_floating_point() else mask.bool()
 
@@ -165,7 +165,7 @@ def _tensor(value: Any, like: Tensor) -> Tensor | None:
     if not isinstance(value, Tensor):
         try:
             array = np.asarray(value)
-            if array.dtype == object and array.ndim:  # as Gymnasium merges `np.bool_`, with None for the silent
+            if array.dtype == object and array.ndim:  # Gymnasium merges `np.bool_` so, with None for no value
                 array = np.asarray([np.nan if each is None else each for each in array.flat])
         except ValueError:  # lists of several lengths
             return None

@@ -42,19 +42,19 @@ from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tre
 from rl8x.trees import first_tensor, flatten_tree, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
-"""Where Gymnasium's `TimeLimit` counts."""
+"""The attribute in which Gymnasium's `TimeLimit` counts steps."""
 _DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
 
 class GymnasiumEnv(SimulatorEnv):
     """Adapter from Gymnasium's vector environments to tensors.
 
-    Where it makes the copies itself, they are reset in the step that ends an episode. A vector environment that is
-    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is not experience,
-    which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
-    In DISABLED mode the adapter resets the copies that ended, in the same step.
+    Copies that it makes itself are reset in the step that ends an episode. A given vector environment keeps its own
+    autoreset mode. In NEXT_STEP mode the step after an episode's end only resets: its row is not experience, so
+    `Step.valid` is false; the row has reward 0 and is marked truncated, so that the next row begins an episode. In
+    DISABLED mode the adapter resets the copies whose episode ended, in the same step.
 
-    Float64 becomes float32. `close` closes the copies, also those that were given.
+    Float64 becomes float32. `close` closes the copies, even those of a given vector environment.
 
     Arguments that are not listed here are those of `Env`.
 
@@ -73,7 +73,7 @@ class GymnasiumEnv(SimulatorEnv):
         **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
 
     Raises:
-        TypeError: If nothing that makes environments was given.
+        TypeError: If `env` cannot make environments.
         ValueError: If no such id is registered, an argument does not fit what was given, or a space has no tensor form.
     """
 
@@ -114,7 +114,7 @@ class GymnasiumEnv(SimulatorEnv):
         own_results(self.vector_env, self.metric_names if metrics == "auto" and self._vectorization == "sync" else None)
         self._source_action_space = self.vector_env.single_action_space
         self._takes_tensors = False
-        self._is_known = False  # whether what it returns was looked at
+        self._is_known = False  # whether its results have been checked
         try:
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
@@ -131,7 +131,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
+        """The id or the name of the source, the vectorization, and the arguments of the copies."""
         spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
         kwargs = own_kwargs(spec) | self._kwargs
@@ -140,7 +140,7 @@ class GymnasiumEnv(SimulatorEnv):
         return params | ({"parameters": bound} if bound else {})
 
     def _bind(self, copies: BoundCopies | None) -> BoundCopies | BoundBatch | None:
-        """Find where parameters are set: in each copy's own environment, or in the simulator that steps all copies."""
+        """Bind parameters to each copy's environment, or to the simulator that steps all copies; None without any."""
         if copies is None:
             return None
         inner = self.vector_env.unwrapped
@@ -173,14 +173,14 @@ class GymnasiumEnv(SimulatorEnv):
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, *action]`; not pure, unlike the base class's, as it changes them."""
         masked, parameters = carry["masked"], carry["parameters"]
         fresh = self.starting_parameters(noise) if parameters else parameters
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             parameters = self._redrawn(masked, parameters, fresh)
             self._put(parameters)
         elif self.autoreset_mode == AutoresetMode.SAME_STEP:
-            self._put(fresh)  # whoever ends takes them over within the step
+            self._put(fresh)  # copies whose episode ends apply them within the step
         raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
         result: Any = self.vector_env.step(raw_actions)
         if not self._is_known:
@@ -196,8 +196,8 @@ class GymnasiumEnv(SimulatorEnv):
         if waits:
             valid = ~masked
             rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
-            carry = carry | {"elapsed": carry["elapsed"].masked_fill(masked, -1)}  # a masked step is none of an episode
-            shown, masked = without_ends(obs, done), done  # what comes of it is the reset alone
+            carry = carry | {"elapsed": carry["elapsed"].masked_fill(masked, -1)}  # a masked step is in no episode
+            shown, masked = without_ends(obs, done), done  # the next step only resets, whatever the action
         elif any_done:
             parameters = self._redrawn(done, parameters, fresh)
         final = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
@@ -243,15 +243,15 @@ class GymnasiumEnv(SimulatorEnv):
         return isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and all(inner.call("has_wrapper_attr", _ELAPSED))
 
     def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the copies' `TimeLimit` count the present episodes as so many steps long, `[num_envs]`."""
+        """Set the step counts of the copies' `TimeLimit`, `[num_envs]`."""
         super().set_elapsed(elapsed)
         inner: Any = self.vector_env.unwrapped
         inner.set_attr(_ELAPSED, elapsed.tolist())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make the copies again; None of a vector environment that was given, or a simulator that cannot be had twice.
+        """Make new copies; None for a given vector environment, or for a simulator that can exist only once.
 
-        A subclass with a constructor of its own is copied.
+        A subclass with a constructor of its own is deep-copied.
         """
         if self.made_from is None:
             return None
@@ -259,7 +259,7 @@ class GymnasiumEnv(SimulatorEnv):
             return None if kwargs else Env.another(self, num_envs, seed=seed)
         try:
             twin: Any = super().another(num_envs, seed=seed, **kwargs)
-        except Exception:  # whatever a simulator raises of which there can be one only
+        except Exception:  # a simulator that can exist only once may raise anything
             return None
         # A function that returns the same environment each time cannot make a second one to play in.
         own, others = ({id(copy.unwrapped) for copy in copies_of(each.vector_env)} for each in (self, twin))
@@ -270,11 +270,11 @@ class GymnasiumEnv(SimulatorEnv):
         self.vector_env.close(**kwargs)
 
     def render(self) -> Any:
-        """Render the copies, where they were made with a `render_mode`."""
+        """Render the copies, if they were made with a `render_mode`."""
         return self.vector_env.render()
 
     def _tensor(self, value: Any, dtype: Any = None) -> Tensor:
-        """Copy an array or a tensor to the device, float64 as float32 unless `dtype` says: simulators reuse memory."""
+        """Copy an array or tensor to the device, as `dtype` or float64 as float32; simulators reuse their memory."""
         if isinstance(value, Tensor):
             own = torch.float32 if value.dtype == torch.float64 else value.dtype
             return value.to(self.device, own if dtype is None else _DTYPES[dtype], copy=True)
@@ -289,16 +289,16 @@ class GymnasiumEnv(SimulatorEnv):
         return tree_of(raw, self._tensor, self.single_observation_space)  # type: ignore[no-any-return]
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Copy actions, which simulators may write into: to arrays of their type, or tensors where they give such."""
+        """Copy actions, as simulators may write into them: to arrays of the space's type, or tensors for some."""
         if self._takes_tensors:
             return actions.detach().clone()
         return actions.detach().cpu().numpy().astype(space.dtype)
 
 
 class _PartialReset(dict[str, Any]):
-    """Options of a reset of some copies: each layer takes the mask out, and those around it find it all the same.
+    """Options of a reset of some copies, whose mask outer layers still find after inner layers have popped it.
 
-    Otherwise Gymnasium's `RecordEpisodeStatistics` would begin anew for all copies.
+    Otherwise Gymnasium's `RecordEpisodeStatistics` would reset its statistics of all copies.
     """
 
     def __init__(self, mask: np.ndarray) -> None:
@@ -309,14 +309,14 @@ class _PartialReset(dict[str, Any]):
         return key == "reset_mask" or super().__contains__(key)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Take the mask out, also where somebody has before."""
+        """Return the mask, even if it has been popped before."""
         return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
 
 
 def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return an action space in float32.
 
-    Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.
+    Its bounds are no wider than the simulator's, which may refuse larger actions: 0.1 in float32 is more than 0.1.
     """
     rounded = in_float32(space)
     if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):

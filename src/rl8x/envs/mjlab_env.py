@@ -2,8 +2,8 @@
 
     MjlabEnv("Mjlab-Cartpole-Balance", num_envs=1024, device="cuda", parameters={"gear": "randomize_gear"})
 
-Its own reset within a step is turned off: copies are reset here, in the step that ends their episode, so that the
-observation before the reset is given and new values of parameters are there for it. Needs the extra `mjlab`.
+mjlab's own reset within a step is off. The adapter resets copies in the step that ends their episode, so that it keeps
+the observation before the reset and sets new parameters for it. Needs the extra `mjlab`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rl8x.spaces import tree_of, where_rows
 _OLDEST: Final = (1, 6)
 """The release whose partial resets leave the other copies alone (its pull requests 1139 and 1141)."""
 _NEVER_S: Final = 1e9
-# What a field belongs to, by its first part: how mjlab's entities name it
+# mjlab's arguments for the names of a field's owners, by the field's prefix
 _NAMES: Final = {
     "body": "body_names",
     "geom": "geom_names",
@@ -53,11 +53,11 @@ class MjlabEnv(SimulatorEnv):
     """Copies of an mjlab task, which simulates all of them at once.
 
     The observation has the groups `actor` and `critic` where the task has both; `model_config={"critic_obs":
-    ["critic"]}` keeps the latter from the policy. Of mjlab's random numbers those of torch are this environment's own.
-    Arguments that are not listed here are those of `Env`.
+    ["critic"]}` keeps the latter from the policy. mjlab's draws from torch's generators use a state of this environment
+    alone. Arguments that are not listed here are those of `Env`.
 
     Args:
-        task: A registered task, or a `ManagerBasedRlEnvCfg`, of which a copy is taken.
+        task: A registered task, or a `ManagerBasedRlEnvCfg`, which is copied.
         seed: Seeds the task; None draws one.
         time_limit: By default the task's `episode_length_s`.
         metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
@@ -94,7 +94,7 @@ class MjlabEnv(SimulatorEnv):
         config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
         step_s = config.sim.mujoco.timestep * config.decimation
         if not isinstance(time_limit, EllipsisType):
-            # Half a step less, against rounding: mjlab takes the next whole number.
+            # Half a step less, against rounding errors: mjlab rounds up.
             config.episode_length_s = _NEVER_S if time_limit is None else (time_limit - 0.5) * step_s
         self._events = Events(bindings_of(parameters, (Event, ModelField, Scale), "MjlabEnv"), config)
         self._random_state: Tensor | None = None
@@ -121,24 +121,24 @@ class MjlabEnv(SimulatorEnv):
         return self.first_carry({}, parameters), obs
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, size]`; not pure, unlike the base class's, as it changes them."""
         with self._own_random(self.device):
             raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
         final_obs = obs = self._observation(raw_obs)
         rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
-        if self.simulator.cfg.is_finite_horizon:  # the task says that nothing comes after its end
+        if self.simulator.cfg.is_finite_horizon:  # the task defines its time limit as a termination
             terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
         done, parameters, log = terminated | truncated, carry["parameters"], dict(extras["log"])
         if bool(done.any()):
             parameters = self._redrawn(done, parameters, self.starting_parameters(noise))
             fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
-            # Its noise is redrawn for every copy: those that go on keep what the step gave.
+            # A reset redraws the observation noise of every copy: the others keep the step's observation.
             obs, log = where_rows(done, fresh, obs), log | reset_log
         info = {**extras, "log": log}
         return self.finish(carry, parameters, info, done, obs, rewards, terminated, truncated, final_obs)
 
     def set_elapsed(self, elapsed: Tensor) -> None:
-        """Have the simulator count the present episodes as so many steps long, `[num_envs]`."""
+        """Set the simulator's step counts of the current episodes, `[num_envs]`."""
         super().set_elapsed(elapsed)
         self.simulator.episode_length_buf.copy_(elapsed)
 
@@ -149,7 +149,7 @@ class MjlabEnv(SimulatorEnv):
     def _reset(
         self, copies: Tensor, parameters: Mapping[str, Tensor], seed: int | None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Reset some copies under parameters `[num_envs]` each; return all observations and what they logged."""
+        """Reset some copies under parameters `[num_envs]` each; return all observations and the resets' log."""
         self._events.values = {name: parameters[name][copies] for name in self._events.bindings}
         with self._own_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
@@ -157,7 +157,7 @@ class MjlabEnv(SimulatorEnv):
 
     @contextlib.contextmanager
     def _own_random(self, device: torch.device | str) -> Iterator[None]:
-        """Let mjlab draw from torch's global generators as if they were its own, which evaluations have too."""
+        """Give mjlab its own state of torch's global generators within the context; evaluations have another."""
         device = torch.device(device)
         cuda = device.type == "cuda"
         read = torch.cuda.get_rng_state if cuda else torch.get_rng_state
@@ -168,14 +168,14 @@ class MjlabEnv(SimulatorEnv):
             self._random_state = read()
 
     def _observation(self, raw: Mapping[str, Any]) -> Observation:
-        """Copy the groups that are taken to tensors, one of them by itself; floats as float32."""
+        """Copy the selected groups to tensors, floats as float32; a single group is returned without a dict."""
         groups = {name: tree_of(raw[name], _copied) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
 
 
 @contextlib.contextmanager
 def _kept_variable(name: str) -> Iterator[None]:
-    """Restore a variable that mjlab sets when it is seeded, and every process that is started later would have."""
+    """Restore an environment variable that mjlab sets when it is seeded and that later processes would inherit."""
     value = os.environ.get(name)
     try:
         yield
@@ -190,7 +190,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _check_version() -> None:
-    """Raise `RuntimeError` where mjlab is not there, or its partial resets still disturb other copies."""
+    """Raise `RuntimeError` if mjlab is missing, or so old that its partial resets disturb other copies."""
     try:
         version = importlib.metadata.version("mjlab")
     except importlib.metadata.PackageNotFoundError as error:
@@ -204,7 +204,7 @@ def _check_version() -> None:
 
 
 def _config_of(task: Any) -> Any:
-    """Return a config of a task's own, by its registered name or from a config."""
+    """Return a new config of a task, from its registered name or as a copy of a config."""
     if not isinstance(task, str):
         if not hasattr(task, "scene"):
             raise TypeError(f"MjlabEnv: task must be a registered name or a ManagerBasedRlEnvCfg; got {task!r}.")
@@ -216,15 +216,15 @@ def _config_of(task: Any) -> Any:
     return load_env_cfg(task)
 
 
-# -- parameters: events of the task that draw nothing, but set the values that `env_config` gives
+# -- parameters: events of the task that set the values of `env_config` instead of drawing their own
 
 
 @dataclasses.dataclass(frozen=True)
 class Event(Binding):
-    """A term of the task's events that draws from a range: what it would draw is the parameter.
+    """A term of the task's events that draws from a range; the parameter replaces the drawn value.
 
-    It happens at each reset, also where the task has it once at the start. Its operation says what the value is: a
-    factor of the default (`scale`), something added (`add`), or the value itself (`abs`, which needs a `default`).
+    It runs at each reset, even if the task runs it once at startup. Its operation defines the value's meaning: a factor
+    of the default (`scale`), an offset (`add`), or the value itself (`abs`, which needs a `default`).
 
     Attributes:
         name: The term's name in the task's `events`.
@@ -239,18 +239,18 @@ class Event(Binding):
 
 
 class Events:
-    """The events of a task's config that set parameters, by the bindings of their names; they are changed for it."""
+    """The events of a task's config that set parameters, by their bindings; the constructor changes the config."""
 
     def __init__(self, bindings: Mapping[str, Binding], config: Any) -> None:
         self.bindings: dict[str, Binding] = {}
         self.values: dict[str, Tensor] = {}
-        """Of the episodes that begin, one for each copy that is reset next, by the parameters' names."""
+        """Values for the copies that are reset next, one per copy, by parameter name."""
         for name, binding in bindings.items():
             with in_parameter(name, "MjlabEnv"):
                 self.bindings[name] = self._joined(name, binding, config)
 
     def _joined(self, name: str, binding: Any, config: Any) -> Binding:
-        """Give the value to an event of the task, or add one; return the binding with its default."""
+        """Make an event of the task, or an added one, set the parameter; return the binding with its default."""
         if isinstance(binding, Event):
             if binding.name not in config.events:
                 raise ValueError(

@@ -21,7 +21,7 @@ GOAL_VELOCITY = Parameter(default=0.0, low=0.0, high=MAX_SPEED, unit="1/step", d
 
 
 def drive(state: State, acceleration: Tensor, gravity: Tensor) -> State:
-    """Move the cars by one step, by an acceleration `[num_envs]`; the wall on the left stops them.
+    """Move the cars by one step under an acceleration, `[num_envs]`; the wall on the left stops them.
 
     velocity' = velocity + acceleration - gravity cos(3 position),  within +-0.07
     position' = position + velocity',                                within [-1.2, 0.6]
@@ -82,7 +82,7 @@ class _Valley(Env):
 
 
 def _height(position: float) -> float:
-    """Return the height of the slope, whose pull `drive` has: its steepness is in proportion to cos(3 position)."""
+    """Return the height of the slope; its steepness is proportional to cos(3 position), as is the pull in `drive`."""
     return 0.45 * math.sin(3 * position) + 0.55
 
 

@@ -1,4 +1,4 @@
-"""Bindings to fields of MuJoCo models: where a simulator keeps its model, and which rows belong to a name."""
+"""Bindings to fields of MuJoCo models; finds a simulator's model, and the rows that belong to a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl8x.envs.bindings import Binding, Value
 from rl8x.names import did_you_mean
 from rl8x.plain import frozen
 
-# First part of the name of a MuJoCo model's field: the accessor of what it belongs to, and how many there are
+# By the prefix of a field's name: the accessor of the field's owner, and the attribute that counts these owners
 _OWNERS: Final = {
     "body": ("body", "nbody"),
     "geom": ("geom", "ngeom"),
@@ -37,7 +37,7 @@ _DOFS: Final = (6, 3, 1, 1)
 class ModelField(Binding):
     """A field of a MuJoCo model, of bodies, geoms, joints and so on by their names.
 
-    What MuJoCo derives from masses, inertias and positions is recomputed (`mj_setConst`). The inertia of a body is
+    Constants derived from masses, inertias and positions are recomputed (`mj_setConst`). The inertia of a body is
     a field of its own: `Scale([ModelField("body_mass", "torso"), ModelField("body_inertia", "torso")])`.
 
     Attributes:
@@ -90,7 +90,7 @@ def model_of(simulator: Any) -> Any:
 
 
 def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
-    """Return the rows of a field that belong to names, of a joint's degrees of freedom all."""
+    """Return the rows of a field that belong to names; for joints, those of all their degrees of freedom."""
     prefix = field.partition("_")[0]
     if prefix not in _OWNERS:
         raise ValueError(f"the rows of {field!r} have no names; leave `of` out.")
@@ -111,6 +111,6 @@ def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
 
 
 def derive_constants(simulator: Any, bindings: Iterable[Binding]) -> None:
-    """Compute what MuJoCo derives from a model's fields, if some are set; the simulator's data must be reset after."""
+    """Recompute MuJoCo's derived constants if a binding sets a field; the simulator's data must be reset after."""
     if any(isinstance(part, ModelField) for each in bindings for part in getattr(each, "parts", [each])):
         sys.modules["mujoco"].mj_setConst(model_of(simulator), simulator.data)

@@ -17,8 +17,8 @@ from rl8x.trees import tree_map
 class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     """An rl8x environment whose observations, rewards and flags are arrays, with Gymnasium's own form of `info`.
 
-    Gymnasium's vector wrappers and libraries that train on its vector environments take it as it is. Where an episode
-    ends, `info["final_obs"]` holds an array of objects, the observation before the reset or None, and
+    Gymnasium's vector wrappers, and libraries that train on its vector environments, accept it directly. When an
+    episode ends, `info["final_obs"]` holds an array of objects, the observation before the reset or None, and
     `info["final_info"]["episode"]` the episode's return `r` and length `l`.
 
     Args:
@@ -44,7 +44,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
         Args:
             seed: One seed for all of them; None continues its stream.
-            options: Part of Gymnasium's signature, without a meaning here.
+            options: Part of Gymnasium's signature; ignored.
 
         Raises:
             ValueError: If it is a list of seeds.
@@ -86,12 +86,12 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.env.close(**kwargs)
 
     def _arrays(self, obs: Any) -> Any:
-        """Return observations as the batched space has them."""
+        """Return observations as arrays, in the structure of the batched space."""
         return element_of(self.single_observation_space, obs, lambda _, part: _array(part))
 
 
 def _array(part: Tensor) -> np.ndarray:
-    """Return a copy: an array on the CPU would share the memory of what the next step may go on with."""
+    """Return a copy, as an array that shares memory with a CPU tensor might change in the next step."""
     array: np.ndarray = part.detach().to("cpu", copy=True).numpy()
     return array
 

@@ -25,28 +25,28 @@ from rl8x.spaces import AsymmetricDict, critic_only
 ObserveParameters: TypeAlias = Literal["none", "critic", "all"]
 MODES: Final = ("none", "critic", "all")
 PARAMETERS: Final = "parameters"
-"""The part of an observation that has the parameters."""
+"""The part of an observation that contains the parameters."""
 
-# A side of the default is logarithmic from this ratio of its bound to the default.
+# One side of the default is logarithmic if its bound and the default differ by at least this factor.
 _DECADE: Final = 10.0
 _TINY: Final = 1e-30
-# A slope that float32 has.
+# The largest slope, which float32 can represent.
 _LARGEST: Final = 1e30
 
 
 class ScaledParameters:
     """The parameters of an environment as one vector, each scaled by its default and its legal bounds.
 
-    The default is 0, the lower bound -1 and the upper bound 1, each side of the default by itself. A side is linear,
-    or logarithmic where its bound has the default's sign and they differ by a factor of 10 or more, so that
-    [0.05, 50] around 1 is in equal steps for equal factors:
+    The default becomes 0, the lower bound -1 and the upper bound 1; each side of the default has its own scale. A side
+    is linear, or logarithmic if its bound has the default's sign and they differ by a factor of 10 or more, so that
+    in [0.05, 50] around 1 equal factors are equal steps:
 
         s(x) = (x - d) / (high - d)          x >= d,  linear
         s(x) = log(x / d) / log(high / d)    x >= d,  logarithmic
         s(x) = z / (1 + z),  z = (x - d) / |d|    x >= d,  no upper bound; |d| is 1 for a default of 0
 
-    and with opposite sign likewise below d. Where the default is a bound, that side is empty. The declaration alone
-    decides what is observed, not the `env_config` in force, so that it means the same under all of them.
+    and likewise below d with opposite sign. If the default is a bound, that side is empty. The scales depend on the
+    declared parameters alone, not on the `env_config` in force, so that observations always mean the same.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], device: torch.device) -> None:
@@ -54,7 +54,7 @@ class ScaledParameters:
         declared = parameters.values()
         above = [_side(each.default, each.high, 1.0) for each in declared]
         below = [_side(each.default, each.low, -1.0) for each in declared]
-        # Of each side the slopes of all parameters, whether they are logarithmic, and whether they are open.
+        # For each side: the slopes of all parameters, whether they are logarithmic, and whether they are unbounded.
         self.slopes, self.logs, self.opens = (
             [torch.tensor([each[i] for each in side], device=device) for side in (above, below)] for i in range(3)
         )
@@ -79,7 +79,7 @@ class ScaledParameters:
 
 
 def _side(default: float, bound: float, sign: float) -> tuple[float, bool, bool]:
-    """Return the slope of one side of a default, whether that is one of logarithms, and whether it has no bound."""
+    """Return the slope of one side of a default, whether it is logarithmic, and whether it has no bound."""
     if math.isinf(bound):
         return 1.0 / (abs(default) or 1.0), False, True
     if bound == default:
@@ -93,9 +93,9 @@ def _side(default: float, bound: float, sign: float) -> tuple[float, bool, bool]
 class ObservedParameters(Env):
     """An environment with its parameters in the observation, scaled to [-1, 1], as the part "parameters" of a `Dict`.
 
-    The environment's own observation is the part "obs", or the other parts where it is a `Dict`. An observation has the
-    parameters of its episode: after a reset those of the new one, in `final_obs` those of the one that ended. All else,
-    state included, is the environment's.
+    The environment's own observation is the part "obs", or the other parts if it is a `Dict`. Each observation has the
+    parameters of its own episode: `obs` after a reset those of the new one, `final_obs` those of the one that ended.
+    Everything else, including the state, is the environment's.
 
     Args:
         env: The environment, any subclass of `Env`; the wrapper takes it over.
@@ -132,10 +132,10 @@ class ObservedParameters(Env):
         hidden = (*critic_only(space), *([PARAMETERS] if observe_parameters == "critic" else ()))
         self.single_observation_space = AsymmetricDict(parts, critic_only=hidden) if hidden else spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        # The device of a tensor includes its index ("cuda:0"); constants are looked up by that.
         self.scaled = ScaledParameters(env.parameters, torch.empty(0, device=env.device).device)
 
-    # What is neither defined in this class nor one of `_SET` is the environment's, methods included.
+    # Attributes and methods that are neither defined in this class nor in `_SET` are the environment's.
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):
@@ -153,7 +153,7 @@ class ObservedParameters(Env):
 
     @property
     def program_key(self) -> Any:
-        """The environment's, and who sees the parameters."""
+        """The environment's key, and who sees the parameters."""
         return self.observe_parameters, self.env.program_key
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:

@@ -1,4 +1,4 @@
-"""The parameters of one environment: what `env_config` gave, what that resolved to, what is in force, what moves."""
+"""The parameters of one environment: its configurations in force and due, and the curricula that move them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rl8x.randomization.scheduled import PerCopy
 
 
 class ParameterState:
-    """What an environment knows of its parameters.
+    """The configurations of an environment's parameters, and their curricula.
 
-    A curriculum is kept under its key for as long as the environment lives: a configuration that comes into force again
-    continues where it was, and programs that read its tensors read the right ones.
+    Curricula are kept by key for the lifetime of the environment: a configuration that comes into force again continues
+    where it was, and programs still read the right tensors.
 
     Attributes:
         in_force: The configuration of the episodes that begin.
-        due: The one that the next reset puts into force, if it is another.
-        curricula: All that any configuration has had, by key.
-        shared_seed: A seed that all ranks share, for what they have to draw alike.
+        due: The configuration that the next reset puts into force; None if it stays the same.
+        curricula: The curricula of all configurations so far, by key.
+        shared_seed: A seed that all ranks share, for draws that must agree.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ParameterState:
     ) -> None:
         self.declared, self.num_envs, self._generator = declared, num_envs, generator
         self._owner, self._metrics, self._check = owner, metrics, check
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        # The device of a tensor includes its index ("cuda:0"); constants are looked up by that.
         self._device = torch.empty(0, device=generator.device).device
         self.shared_seed = 0
         self.curricula: dict[str, Curriculum] = {}
@@ -63,8 +63,8 @@ class ParameterState:
     ) -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors; nothing changes.
 
-        The last one is remembered. A run gives its `env_config` with each step: to make tensors of it anew would be a
-        copy to the device for each parameter, and each a wait for it.
+        The last result is cached, because a run passes its `env_config` with each step: new tensors would take a copy
+        to the device, and a wait for it, for each parameter.
         """
         owner = f"{self._owner}: {called}"
         if not isinstance(config, Mapping):
@@ -93,7 +93,7 @@ class ParameterState:
         self.in_force, self.due = self._with_known(self.resolve(config, steered=True)), None
 
     def _with_known(self, resolved: ResolvedConfig) -> ResolvedConfig:
-        """Return a configuration with those of its curricula that are known already, and keep the others."""
+        """Return a configuration in which known curricula replace new ones of the same key; remember the others."""
         known = []
         for curriculum in resolved.curricula:
             kept = self.curricula.setdefault(curriculum.key, curriculum)
@@ -109,7 +109,7 @@ class ParameterState:
     def begin(self) -> None:
         """Draw the initial state of curricula that have none yet: the same on all ranks, without communication.
 
-        A single rank may call it, such as for the environment of a film, so that ranks cannot exchange messages here.
+        A single rank may call it, for example for the environment of a film, so ranks cannot communicate here.
         """
         for curriculum in self.in_force.curricula:
             seed = self.shared_seed ^ zlib.crc32(curriculum.key.encode())
@@ -118,11 +118,11 @@ class ParameterState:
 
     @property
     def _in_use(self) -> list[Curriculum]:
-        """The curricula of the configuration in force and of that which is due."""
+        """The curricula of the configurations in force and due."""
         return [*{each.key: each for each in (*self.in_force.curricula, *self.following.curricula)}.values()]
 
     def update_from_metrics(self, row: Mapping[str, float]) -> None:
-        """Move scheduled parameters to the present values of the counters and metrics that they follow, by name."""
+        """Move scheduled parameters according to the counters and metrics that they follow, given by name."""
         for curriculum in self._in_use:
             curriculum.update_from_metrics(row)
 
@@ -134,9 +134,9 @@ class ParameterState:
         sources: Mapping[str, Tensor],
         pending: Mapping[str, Tensor] | None,
     ) -> None:
-        """Move parameters that go by returns, by the episodes of a horizon, `[horizon, num_envs]`, on all ranks.
+        """Move parameters that depend on returns, by all ranks' episodes of a horizon, `[horizon, num_envs]`.
 
-        `pending` are the sources of the episodes that go on after it, `[num_envs]`; None where a reset ends them.
+        `pending` has the sources of the episodes that continue after it, `[num_envs]`; None if a reset ends them.
         """
         measured = {RETURNS: returns, **metrics}
         for curriculum in self.in_force.curricula:
@@ -147,12 +147,12 @@ class ParameterState:
             waiting = torch.full_like(own[0], NO_SOURCE) if pending is None else pending[curriculum.label]
             episodes = Episodes(scores, ended, own, waiting)
             curriculum.update_from_episodes(episodes.of_all_ranks(), self._generator)
-            # The episodes were the same, what was drawn was not.
+            # Ranks have seen the same episodes but drawn different numbers.
             ranks().broadcast(list(curriculum.state.values()))
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Draw as evaluations do, and go back to the training's configuration and its state at the end."""
+        """Draw as evaluations do within the context, then return to the training's configuration."""
         training, curricula = self.following, self._in_use
         for curriculum in curricula:
             curriculum.set_evaluating(True)
@@ -165,7 +165,7 @@ class ParameterState:
                 self.due = training
 
     def configure_for_evaluation(self, config: EnvConfig, training: ParameterState | None) -> None:
-        """Set the `env_config` of an evaluation, from the next reset on, with moving parameters as in the training."""
+        """Set the `env_config` of an evaluation, from the next reset on, with the state of the training's curricula."""
         steered = training is not None and training.in_force.steered
         self.due = self._with_known(self.resolve(config, steered=steered))
         for curriculum in self.due.curricula:
@@ -174,7 +174,7 @@ class ParameterState:
                 curriculum.load_state_dict(trained.state_dict())
             curriculum.set_evaluating(True)
 
-    # ---- what is known of them
+    # ---- queries
 
     @property
     def moving_names(self) -> list[str]:
@@ -183,12 +183,12 @@ class ParameterState:
         return [name for each in config.curricula for name in each.names if name in config.shown_names]
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
-        """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
+        """Return the smallest and largest value drawn now of each moving parameter: numbers, or 0-d tensors."""
         ranges = {name: ends for each in self.in_force.curricula for name, ends in each.ranges().items()}
         return {name: ends for name, ends in ranges.items() if name in self.in_force.shown_names}
 
     def present(self) -> dict[str, Any]:
-        """Return the configuration of the next reset, with what moves as it stands now; see `Env.present_config`."""
+        """Return the configuration of the next reset, with the present form of what moves; see `Env.present_config`."""
         config = self.following
         if config.steered:
             return dict(config.given)
@@ -223,7 +223,7 @@ class ParameterState:
     def join(self, state: Mapping[str, Any]) -> None:
         """Copy the state of moving parameters from the `state_dict` of another environment.
 
-        That of a curriculum which no configuration has had here waits for it.
+        The state of a curriculum that is unknown here is kept until a configuration has that curriculum.
         """
         moving = state["moving"]
         for key in self.curricula.keys() & moving.keys():

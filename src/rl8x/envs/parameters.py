@@ -1,9 +1,9 @@
-"""The parameters of an environment, what an `env_config` sets of them, and how its values become tensors.
+"""The parameters of an environment, the `env_config` that sets them, and how its values become tensors.
 
-Users give names of parameters to numbers, sequences, distributions or their plain forms (`EnvConfig`), or a function
-that is called before each collect and returns such (`AnyEnvConfig`). `parsed` leaves numbers, tuples and distributions
-alone (`Given`); `resolve_config` makes tensors of these, within the declared bounds. Files have the plain form
-(`plain`): numbers, lists, and distributions as `{kind: arguments}`; of a function its name.
+Users map parameter names to numbers, sequences, distributions or their plain forms (`EnvConfig`), or give a function
+that returns such a mapping and is called before each collect (`AnyEnvConfig`). `parsed` turns the values into numbers,
+tuples and distributions (`Given`), and `resolve_config` turns those into tensors, within the declared bounds. Files
+have the plain form (`plain`): numbers, lists, distributions as `{kind: arguments}`, and the name of a function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Parameter:
     """One number that `env_config` may set.
 
     Attributes:
-        default: Its value where `env_config` says nothing.
+        default: Its value if `env_config` does not set it.
         low: The smallest legal value; may be -inf.
         high: The largest legal value; may be inf.
         unit: Its unit, for example `m/s^2`; empty where it has none.
@@ -70,11 +70,11 @@ class ResolvedConfig:
     """An `env_config` that has been checked, as tensors and distributions.
 
     Attributes:
-        given: What it was made of: numbers, tuples and distributions.
-        fixed: Values that a reset does not change, float32 `[num_envs]`; one memory where one serves all copies.
+        given: The values that the user gave: numbers, tuples and distributions.
+        fixed: Values that a reset does not change, float32 `[num_envs]`; a value of all copies is stored once.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
-        curricula: Those that move, with noise columns after these.
-        steered: Whether a function sets it again and again, so that each parameter is a curriculum.
+        curricula: Curricula of the parameters that move; their noise columns follow those of `drawn`.
+        steered: Whether a function sets it before each collect, so that each parameter is a curriculum.
     """
 
     given: dict[str, Any]
@@ -109,7 +109,7 @@ class ResolvedConfig:
         return any(each.metric is not None for each in self.curricula)
 
     def support(self, parameters: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each parameter, where none moves, as they were given."""
+        """Return the smallest and the largest value of each parameter, as given, not in float32; none may move."""
         ends = {}
         for name, parameter in parameters.items():
             value = self.drawn.get(name, self.given.get(name, parameter.default))
@@ -118,7 +118,7 @@ class ResolvedConfig:
         return ends
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1)."""
+        """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1)."""
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
@@ -179,7 +179,7 @@ def resolve_config(
         except ValueError as error:
             raise ValueError(f"{owner}: {error}") from None
         _check_metrics(curricula, owner, metrics)
-    # A number is placed by a fill: to copy it from the host would wait for the device, whenever a function sets it.
+    # A number is placed by a fill: a copy from the host would wait for the device each time a function sets it.
     placed = {
         name: values.to(device) if values.ndim else torch.full((1,), values.item(), device=device).expand(num_envs)
         for name, values in fixed.items()
@@ -189,7 +189,7 @@ def resolve_config(
 
 
 def _check_metrics(curricula: Sequence[Curriculum], owner: str, metrics: Sequence[str]) -> None:
-    """Refuse a metric that the environment's episodes do not have."""
+    """Raise `ValueError` if a curriculum follows a metric that the environment's episodes do not have."""
     for each in curricula:
         if each.metric is not None and each.metric not in (RETURNS, *metrics):
             raise ValueError(
@@ -201,7 +201,7 @@ def _check_metrics(curricula: Sequence[Curriculum], owner: str, metrics: Sequenc
 def _steered(
     fixed: Mapping[str, Tensor], drawn: Mapping[str, ParameterDistribution], owner: str
 ) -> tuple[Curriculum, ...]:
-    """Make a curriculum of each parameter, whose numbers a program reads."""
+    """Make each parameter a curriculum, whose numbers programs read at each call."""
     for name, each in drawn.items():
         if each.moves:
             raise ValueError(
@@ -215,7 +215,7 @@ def _steered(
 def _within_bounds(
     value: ParameterDistribution, parameter: Parameter, num_envs: int, copies: str
 ) -> ParameterDistribution:
-    """Return a distribution as it is within the bounds; raise if it is not, or is a `Grid` of too many values."""
+    """Clip a distribution to the bounds; raise `ValueError` if it exceeds them, or is a `Grid` of too many values."""
     if isinstance(value, Grid) and len(value.values) > num_envs:
         raise ValueError(
             f"is a Grid of {len(value.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
@@ -251,7 +251,7 @@ def _numbers(value: object, parameter: Parameter, num_envs: int, copies: str) ->
 
 
 def wrong_number(values: Sized, num_envs: int, copies: str) -> str:
-    """Say that there are not as many values as copies, whose number the argument `copies` sets."""
+    """Return the message that the number of values is not that of copies, which the argument `copies` sets."""
     return (
         f"has {len(values)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or a "
         "distribution."
@@ -263,16 +263,16 @@ EnvConfig: TypeAlias = Mapping[str, ParameterValue]
 EnvConfigFunction: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, Any]]
 AnyEnvConfig: TypeAlias = Mapping[str, Any] | EnvConfigFunction
 Given: TypeAlias = Mapping[str, Any]
-"""What `parsed` returns."""
+"""Values as `parsed` returns them."""
 
-# The name under which the plain form of a function has the function's; no parameter is called so.
+# The key of a function's name in its plain form; no parameter has this name.
 _FUNCTION: Final = "function()"
-# Characters up to which a run's params show a value as it is
+# The longest text of a value that a run's params show in full, in characters
 _SHOWN_LENGTH: Final = 100
 
 
 def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
-    """Return values by name: numbers, tuples of numbers, and distributions, also of those in plain form."""
+    """Parse values, which may be in plain form, into numbers, tuples of numbers and distributions, by name."""
     if not isinstance(config, Mapping):
         raise TypeError(f"{owner} must be a mapping from parameter names to values; got {in_line(repr(config)):.200}.")
     values = {}
@@ -293,7 +293,7 @@ def parsed_value(value: Any) -> Any:
 
 
 def plain(config: Given) -> dict[str, Any]:
-    """Return the form of a configuration that files have."""
+    """Return the plain form of a configuration, as files have it."""
 
     def form(value: Any) -> Any:
         if isinstance(value, ParameterDistribution):
@@ -304,20 +304,20 @@ def plain(config: Given) -> dict[str, Any]:
 
 
 def function_form(function: EnvConfigFunction) -> dict[str, object]:
-    """Return the plain form of an `env_config` that is a function: its name, by which it cannot be made again."""
+    """Return the plain form of an `env_config` function: its name, from which it cannot be restored."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return {_FUNCTION: f"{getattr(function, '__module__', '')}.{name}"}
 
 
 def function_name(config: object) -> str | None:
-    """Return the name of the function that an `env_config` in plain form stands for; None where it has values."""
+    """Return the function's name if an `env_config` in plain form stands for a function, else None."""
     return str(config[_FUNCTION]) if isinstance(config, Mapping) and _FUNCTION in config else None
 
 
 def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, Any]:
     """Fit a training's configuration to an evaluation's number of copies.
 
-    Of values for each copy, and of a `Grid` of more values than there are copies, the copies take evenly spaced ones.
+    From values for each copy, and from a `Grid` with more values than copies, the copies take evenly spaced ones.
     """
     fitted = parsed(config)
     for name, value in fitted.items():
@@ -328,9 +328,9 @@ def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, Any]:
 
 
 def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, tuple[float, ...]]:
-    """Return the values of a part of all `num_envs` copies, by name, without those that all copies have alike.
+    """Return, by name, the values of the copies in `part`, of all `num_envs`, if they differ between copies.
 
-    These are of values for each copy, and of a `Grid` of more values than the part has copies.
+    These come from values for each copy, and from a `Grid` with more values than the part has copies.
     """
     parts = {}
     for name, value in parsed(config).items():

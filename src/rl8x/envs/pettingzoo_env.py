@@ -3,8 +3,8 @@
     PettingZooEnv("mpe2.simple_spread_v3:parallel_env", num_envs=16, N=3)   # 16 copies of 3 agents
     PettingZooEnv(simple_spread_v3.parallel_env, num_envs=16, state="shared")
 
-An agent of a copy is a row; see `envs/team.py`. An agent that ends before its copy, or comes later, gives rows that are
-no experience until the copy begins anew: `Step.valid` says so. Needs the extra `pettingzoo`.
+Each agent of a copy is a row; see `envs/team.py`. Rows of an agent that has ended before its copy, or has not joined
+yet, are not experience: their `Step.valid` is false. Needs the extra `pettingzoo`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class PettingZooEnv(SimulatorEnv):
     are not listed here are those of `Env`.
 
     Args:
-        make: A function that makes one parallel environment, or its name as `module:name`. One in which agents act
-            in turn is converted by PettingZoo, if it says that it can be (`is_parallelizable`).
+        make: A function that makes one parallel environment, or its name as `module:name`. An environment in which
+            agents act in turn is converted by PettingZoo, if its metadata say `is_parallelizable`.
         seed: Seeds the copies at the first reset, copy i with seed + i.
-        time_limit: By default what the environment does by itself alone.
+        time_limit: By default only the environment's own limit.
         metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
         parameters: Parameters of `env_config`: names to an attribute's path in the unwrapped environment,
             `Attribute`, `Scale`, a function `(environment, value) -> None`, or the plain forms of the first two.
-        team_return: What the return of a copy's episode is of those of its agents; see `Team`.
-        agent_id: Whether an agent sees which one it is.
+        team_return: How the return of a copy's episode is computed from those of its agents; see `Team`.
+        agent_id: Whether an agent's observation contains its index.
         state: "shared" gives the critic the environment's `state()`, or the observations of all agents where it
             has none.
         **kwargs: For `make`.
@@ -103,7 +103,7 @@ class PettingZooEnv(SimulatorEnv):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What makes a copy, and what it was made with."""
+        """The name of the function that makes a copy, and its arguments."""
         assert self.made_from is not None
         make, _ = self.made_from
         named = make if isinstance(make, str) else getattr(make, "__qualname__", type(make).__name__)
@@ -120,7 +120,7 @@ class PettingZooEnv(SimulatorEnv):
 
     @apart
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the copies by actions `[num_envs, *action]`, which changes them: not pure, unlike the base class's."""
+        """Step the copies by actions `[num_envs, *action]`; not pure, unlike the base class's, as it changes them."""
         arrays = element_of(self._action_space, actions, lambda space, part: part.cpu().numpy().astype(space.dtype))
         chosen = list(iterate(batch_space(self._action_space, self.num_envs), arrays))
         valid = carry["alive"].cpu().numpy()
@@ -145,7 +145,7 @@ class PettingZooEnv(SimulatorEnv):
         over = np.tile(ended, self.num_agents)
         told = {name for report in reports for name in report}
         info = {name: np.array([report.get(name, np.nan) for report in reports], np.float32) for name in told}
-        # Of who is not there nothing goes on, and whoever comes begins an episode.
+        # Rows of absent agents are truncated, so that an agent that joins begins an episode.
         flags[1] |= ~flags[0] & (over | ~alive | ~valid)
         final_obs = next_obs = self._seen(obs)
         fresh, parameters = self.starting_parameters(noise), carry["parameters"]
@@ -167,7 +167,7 @@ class PettingZooEnv(SimulatorEnv):
     def _reset(
         self, copy: int, obs: list[Any], alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
     ) -> None:
-        """Reset a copy under its parameters; write what its agents see, and who is there, into their rows."""
+        """Reset a copy under its parameters; write its agents' observations and presence into their rows."""
         given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._simulators[copy]
         values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
         seen, _ = bound.reset_under(values, lambda: env.reset(seed=seed))
@@ -175,7 +175,7 @@ class PettingZooEnv(SimulatorEnv):
             obs[row], alive[row] = own(seen.get(agent)), agent in env.agents
 
     def _seen(self, rows: list[Any]) -> Observation:
-        """Return what the agents see, `[num_envs, *]`, in memory of its own; nothing where there is none."""
+        """Return copies of the agents' observations, `[num_envs, *]`, with placeholders for absent agents."""
         own_rows = [self._nobody if row is None else row for row in rows]
         empty: Any = create_empty_array(self._own_space, self.num_envs)
         seen = tree_of(concatenate(self._own_space, own_rows, empty), self._tensor)
@@ -193,7 +193,7 @@ class PettingZooEnv(SimulatorEnv):
         return torch.from_numpy(part.astype(np.float32) if part.dtype == np.float64 else part).to(self.device)
 
     def render(self) -> Any:
-        """Render the copies, where they were made with a `render_mode`."""
+        """Render the copies, if they were made with a `render_mode`."""
         return tuple(copy.render() for copy in self.copies)
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -203,7 +203,7 @@ class PettingZooEnv(SimulatorEnv):
 
 
 def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, Any]) -> list[Any]:
-    """Make the copies of a parallel environment, and refuse what is none."""
+    """Make the copies of a parallel environment; raise an error if `make` does not make new ones."""
     try:
         from pettingzoo import AECEnv, ParallelEnv
         from pettingzoo.utils.conversions import aec_to_parallel
@@ -231,7 +231,7 @@ def _copies(make: str | Callable[..., Any], num_envs: int, kwargs: Mapping[str, 
 
 
 def named_maker(name: str, trust: Trust = True) -> Any:
-    """Return what `module:name` means, a subclass of `ParallelEnv`, or anything if the name is trusted."""
+    """Import `module:name`: a subclass of `ParallelEnv`, or anything if the name is trusted."""
     import pettingzoo
 
     module, _, attribute = name.partition(":")
