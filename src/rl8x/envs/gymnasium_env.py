@@ -289,7 +289,7 @@ class GymnasiumEnv(SimulatorEnv):
         return tree_of(raw, self._tensor, self.single_observation_space)  # type: ignore[no-any-return]
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
-        """Copy actions, as simulators may write into them: to arrays of the space's type, or tensors for some."""
+        """Copy actions, as simulators may write into them: to arrays of the space's type, or for some to tensors."""
         if self._takes_tensors:
             return actions.detach().clone()
         return actions.detach().cpu().numpy().astype(space.dtype)

@@ -28,9 +28,9 @@ BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builti
 OBSERVE: Final = "observe_parameters"
 """The argument of all environments that wraps them in `ObservedParameters`."""
 
-# Arguments of a constructor that rl8x gives, or that every environment takes
+# Arguments of a constructor that rl8x passes, or that every environment takes
 _OURS: Final = ("num_envs", "device", "seed", "time_limit", "render_mode")
-# What steps an environment; a class that has none of these of its own is only a base of others.
+# Methods that step an environment; a class that overrides none of them is only a base class.
 _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
     gymnasium.Env: ("step",),
     Env: ("transition", "outcome", "advance", "step"),
@@ -38,24 +38,24 @@ _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
 
 
 class EnvMaker(functools.partial[Env]):
-    """What makes environments: a function or a class, with arguments of which each call gets copies of its own.
+    """A function or class that makes environments, with arguments; each call gets its own copies of them.
 
-    Of the arguments `observe_parameters` is not handed on, but says how the environment is wrapped. The seed that
-    anybody else's code is given is one that any simulator takes; see `narrow_seed`.
+    The argument `observe_parameters` is not passed on; it decides how the environment is wrapped. Third-party code gets
+    a seed that any simulator accepts; see `narrow_seed`.
     """
 
     shown: dict[str, Any]
-    """`observe_parameters`, where it was given."""
+    """`observe_parameters`, if it was given."""
 
     def __new__(cls, maker: Callable[..., Any], /, *args: Any, **keywords: Any) -> EnvMaker:
-        """Keep copies of the arguments, which the script cannot change any more."""
+        """Keep frozen copies of the arguments, so that the script cannot change them later."""
         shown = {OBSERVE: keywords.pop(OBSERVE)} if OBSERVE in keywords else {}
         made = super().__new__(cls, maker, *frozen(args), **frozen(keywords))
         made.shown = frozen(shown)
         return made
 
     def __repr__(self) -> str:
-        """Return it as a call would be written."""
+        """Return the call that makes an environment, as text."""
         told = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.arguments.items())]
         return f"{getattr(self.func, '__qualname__', self.func)}({', '.join(told)})"
 
@@ -80,7 +80,7 @@ class EnvMaker(functools.partial[Env]):
 
 
 def steps_one_by_one(maker: EnvMaker) -> bool:
-    """Whether what is made steps its copies one after the other, so that many of them take long."""
+    """Whether the made environment steps its copies one after the other, so that many copies are slow."""
     has_copies = isinstance(maker.func, type) and issubclass(maker.func, GymnasiumEnv | PettingZooEnv)
     return has_copies and maker.keywords.get("vectorization") != "vector"
 
@@ -105,15 +105,15 @@ def _unknown(name: str, near: Iterable[str]) -> ValueError:
 
 
 def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), *, trust: Trust = False) -> EnvMaker:
-    """Find what makes an environment.
+    """Find the class or factory that makes an environment.
 
     Args:
         env: A built-in name, a Gymnasium id, a dotted path, a class of ours or of Gymnasium's, or a factory.
-        arguments: Keyword arguments of what makes it.
+        arguments: Its keyword arguments.
         trust: Whether a dotted path or an id may import any module, and name any factory rather than a class.
 
     Returns:
-        What is called with the number of copies, and `device` and `seed` by name.
+        A maker, which is called with the number of copies, and `device` and `seed` by name.
 
     Raises:
         ValueError: If nothing is known or importable by that name.
@@ -145,7 +145,7 @@ def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), 
 
 
 def _named(name: str, trust: Trust) -> Any:
-    """Return what a name means: a built-in class, what Gymnasium has registered, or what is at a dotted path."""
+    """Resolve a name: a built-in class, an id registered with Gymnasium, or a dotted path to import."""
     if name in BUILTIN:
         return BUILTIN[name]
     check_gymnasium_id(name, trust)
@@ -158,7 +158,7 @@ def _named(name: str, trust: Trust) -> Any:
 
 
 def registered_id(name: str) -> str | None:
-    """Return the id of Gymnasium's registry that a name means: that one, or its newest version; None without one."""
+    """Return the registered Gymnasium id for a name: the name itself, or its newest version; None if there is none."""
     module, colon, own = name.rpartition(":")
     if own in gymnasium.registry:
         return name
@@ -168,7 +168,7 @@ def registered_id(name: str) -> str | None:
 
 
 def _check_concrete(env_class: type) -> None:
-    """Raise `TypeError` if of a class no environment can be made by itself, with what to give in its place."""
+    """Raise `TypeError`, with advice, if a class cannot make an environment by itself."""
     name, make_one = dotted_path(env_class) or env_class.__name__, "functools.partial(rl8x.envs.GymnasiumEnv, make_one)"
     if issubclass(env_class, gymnasium.Wrapper):
         raise TypeError(
@@ -190,7 +190,7 @@ def _check_concrete(env_class: type) -> None:
 
 
 def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> EnvMaker:
-    """Return what makes environments with keyword arguments, those before `num_envs` by position as the number is."""
+    """Return a maker with keyword arguments; those before `num_envs` become positional, as the number itself is."""
     given: list[Any] = []
     keywords = dict(arguments)
     while isinstance(maker, functools.partial):
@@ -229,7 +229,7 @@ def make(name: str, num_envs: int, **kwargs: Any) -> Env:
     return made
 
 
-# -- in words
+# -- descriptions
 
 
 def describe(name: str) -> str:
@@ -239,14 +239,14 @@ def describe(name: str) -> str:
         name: What `rl8x train` takes: a built-in name, a Gymnasium id, or a dotted path to a class. Its code runs.
 
     Raises:
-        ValueError: If there is none of the name, or what it makes is no rl8x environment.
+        ValueError: If there is no such environment, or it is not an rl8x environment.
     """
     env = env_maker(name, trust=True)(1, seed=0)
     if not isinstance(env, Env):
         raise ValueError(f"{name!r} makes {type(env).__name__}, which is no rl8x Env.")
     copies = copies_of(env.vector_env) if isinstance(env, GymnasiumEnv) else ()
     source = type(copies[0].unwrapped) if copies else type(env)
-    # The docstring; of one in sections, as Gymnasium's are, the first alone.
+    # The docstring, or only its first section if it has sections, as Gymnasium's do.
     text = inspect.getdoc(source) or ""
     first, *sections = text.removeprefix("## Description").strip().split("\n## ")
     lines = [name, "", first.strip() if sections else text, ""]
@@ -280,7 +280,7 @@ def describe(name: str) -> str:
 
 
 def summarize(cls: type[Any]) -> str:
-    """Put an environment in a line, and what env_config may set, with default and bounds, below it."""
+    """Summarise an environment in a line, followed by its parameters with their defaults and bounds."""
     env = cls(1, seed=0)
     seen, done = _short(env.single_observation_space), _short(env.single_action_space)
     settable = "; ".join(f"{name} {each.default:g} in {each.bounds}" for name, each in env.parameters.items())

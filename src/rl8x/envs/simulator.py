@@ -1,4 +1,4 @@
-"""Environments without a state of their own: simulators keep it outside of the carry, a stand-in has none."""
+"""Environments without a state in the carry: simulators keep their state elsewhere, and a stand-in has none."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rl8x.plain import frozen, thawed
 
 
 class SimulatorEnv(Env):
-    """Base of the adapters to simulators: nothing of them is compiled, captured or saved.
+    """Base class of the adapters to simulators, which are not compiled, captured or saved.
 
-    A subclass has `restart` and `advance`, which change the simulator, and sets what is declared here.
+    A subclass defines `restart` and `advance`, which change the simulator, and sets the attributes declared here.
     """
 
     terminates: ClassVar[bool] = True
@@ -32,14 +32,14 @@ class SimulatorEnv(Env):
     resumable: ClassVar[bool] = False
 
     takes_render_mode: ClassVar[bool] = False
-    """Whether it renders frames where it is made with `render_mode="rgb_array"`."""
+    """Whether it renders frames if it is made with `render_mode="rgb_array"`."""
     episode_metrics = EpisodeMetrics(())
     _bound: BoundCopies | BoundBatch | None = None
-    """Where parameters are set, if some are named."""
+    """The bound simulators in which parameters are set; None without parameters."""
     made_from: tuple[Any, Mapping[str, Any]] | None = None
-    """The arguments of its constructor, the first and others by name, frozen; None: it cannot be made again."""
+    """The constructor's first argument and the others by name, frozen; None if it cannot be made again."""
     next_seed: int | None = None
-    """The seed of the simulator's next reset, after `set_seed`, narrowed; None lets its random numbers go on."""
+    """The narrowed seed for the simulator's next reset, after `set_seed`; None continues its random numbers."""
 
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""
@@ -47,20 +47,20 @@ class SimulatorEnv(Env):
         self.next_seed = None if seed is None else narrow_seed(seed)
 
     def _make_from(self, source: Any, metrics: Any, options: Mapping[str, Any]) -> None:
-        """Note what it is made from, and which values of `info` are averaged over episodes."""
+        """Store the constructor's arguments, and which values of `info` are averaged over episodes."""
         self.made_from = source, frozen({"metrics": metrics, **options})
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
-        """Have the episodes that start next under these values, `[num_envs]` each."""
+        """Set the parameters of the episodes that start next, `[num_envs]` each."""
         if self.team is not None:
             parameters = {name: value[: self.num_copies] for name, value in parameters.items()}
         if self._bound is not None:
             self._bound.put(parameters, self.parameter_state.in_force.given)
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
-        """Refuse what the simulator cannot be set to, and parameters that move with the returns of episodes."""
+        """Raise `ValueError` for values that cannot be set, and for parameters that move with episode returns."""
         for each in resolved.curricula:
             if each.metric is not None:
                 raise ValueError(
@@ -71,18 +71,18 @@ class SimulatorEnv(Env):
             self._bound.check(resolved, owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seeding and the configuration; the simulator's own state cannot be taken."""
+        """Return the seeding and the configuration; the simulator's own state cannot be saved."""
         return super().state_dict() | {"carry": None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the seeding; new episodes start, from a seed drawn from the restored generator."""
+        """Restore the seeding and the configuration; new episodes start, seeded by the restored generator."""
         super().load_state_dict(state_dict)
         self.next_seed = int(torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device))
         why = f"{type(self).__name__}: a simulator's state cannot be saved, so all copies start new episodes."
         warnings.warn(why, RuntimeWarning, stacklevel=2)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make copies again as these were made, at most 128 by default; `kwargs` replace arguments of their names."""
+        """Make an environment with the same arguments, at most 128 copies by default; `kwargs` override arguments."""
         if self.made_from is None:
             return super().another(num_envs, seed=seed)
         source, options = self.made_from
@@ -102,11 +102,11 @@ class SimulatorEnv(Env):
         final: Tensor | None = None,
         any_done: bool = True,
     ) -> tuple[Carry, Step]:
-        """Return what `advance` does: the next carry, and the step.
+        """Return the result of `advance`: the next carry, and the step.
 
         Args:
             carry: The carry before the step.
-            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
+            parameters: Parameters of the episodes that continue or have begun, `[num_envs]` each.
             info: What the simulator reported, for the metrics of episodes.
             done: Where an episode ended, `[num_envs]`, bool.
             *results: The first fields of `Step`, up to `final_obs`.
@@ -139,7 +139,7 @@ class SimulatorEnv(Env):
 
 
 def as_gymnasium(space: Any) -> Any:
-    """Return a space of another package, told by its attributes, as one of Gymnasium's, with floats as float32."""
+    """Convert another package's space, identified by its attributes, to Gymnasium's, with floats as float32."""
     if hasattr(space, "spaces"):
         return spaces.Dict({name: as_gymnasium(part) for name, part in space.spaces.items()})
     if hasattr(space, "nvec"):
@@ -152,7 +152,7 @@ def as_gymnasium(space: Any) -> Any:
 
 
 class StandIn(Env):
-    """Copies that have spaces alone, of one copy each: no episode can begin, for the reason that `problem` states."""
+    """An environment with only the spaces of one copy: no episode can begin, for the reason that `problem` states."""
 
     capturable = False
 
@@ -172,7 +172,7 @@ class StandIn(Env):
         super().__init__(num_envs, device=device)
 
     def initial_state(self, *_: Any) -> NoReturn:
-        """Refuse to begin episodes."""
+        """Raise `RuntimeError`, as episodes cannot begin."""
         raise RuntimeError(
             f"this algorithm was loaded to act, without its environment: {self.problem}. Give load_algorithm `env`."
         )

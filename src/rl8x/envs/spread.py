@@ -18,24 +18,24 @@ from rl8x.envs.team import SharedState, Team, TeamReturn
 DT = 0.1
 CONTACT_FORCE, CONTACT_MARGIN = 100.0, 1e-3
 COVERED = 0.1
-"""Of a landmark and the nearest agent, the distance below which it is covered."""
+"""A landmark is covered if its nearest agent is closer than this."""
 
 
 class Spread(Env):
     """Cover as many landmarks as there are agents, each by one, without bumping; 25 steps.
 
     Actions, `[num_envs]` int64: 0 does nothing, 1 and 2 push to the left and the right, 3 and 4 down and up.
-    Observations, `[num_envs, 4 num_agents + 2]`: the agent's velocity and position, then where the landmarks and the
-    other agents are from there. All agents get minus the sum of the distances from each landmark to its nearest agent,
-    and each minus the number of agents that it touches, half of either. The metric `covered` is the number of landmarks
-    that have an agent closer than 0.1.
+    Observations, `[num_envs, 4 num_agents + 2]`: the agent's velocity and position, then the landmarks and the other
+    agents relative to it. An agent's reward is minus half the sum of the distances from each landmark to its nearest
+    agent, minus half the number of agents that it touches itself. The metric `covered` is the number of landmarks that
+    have an agent closer than 0.1.
 
     Arguments that are not listed here are those of `Env` and `Team`.
 
     Args:
         num_agents: Agents of a copy.
-        team_return: What the return of a copy's episode is of those of its agents.
-        agent_id: Whether an agent sees which one it is.
+        team_return: How the return of a copy's episode is computed from those of its agents.
+        agent_id: Whether an agent's observation contains its index.
         state: "shared" gives the critic the observations of all agents.
 
     Source: the equations are those of simple_spread_v3 of mpe2 1.1 (Lowe et al. 2017, arXiv:1706.02275), whose
@@ -84,7 +84,7 @@ class Spread(Env):
         return {"position": position, "velocity": torch.zeros_like(position), "landmark": landmark}
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Push and let agents that touch repel each other, by actions `[num_envs]`; positions go first.
+        """Push agents by actions `[num_envs]`; touching agents repel each other; positions are updated first.
 
         x' = x + v dt
         v' = (1 - damping) v + F / m dt,   F_ij = 100 (x_i - x_j) / d_ij  1e-3 log(1 + exp((2 size - d_ij) / 1e-3))
@@ -107,7 +107,7 @@ class Spread(Env):
         return state, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
     def observe(self, state: State, parameters: Parameters) -> Observation:
-        """Return what each agent sees, `[num_envs, *]`."""
+        """Return each agent's observation, `[num_envs, *]`."""
         position, agents = state["position"], self.num_agents
         to_landmarks, _ = self._between(state["landmark"], position)  # [landmarks, agents, copies, 2]
         to_agents, _ = self._between(position, position)
@@ -126,7 +126,7 @@ class Spread(Env):
         return rows.reshape(self.num_agents, -1, *rows.shape[1:])
 
     def _between(self, to: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ways from points to points, `[num_envs, 2]` each, and how long: `[to, of, copies]`, first by 2."""
+        """Return the vectors from points `of` to points `to`, `[to, of, copies, 2]`, and their lengths."""
         ways = self._agents(to).unsqueeze(1) - self._agents(of).unsqueeze(0)
         return ways, ways.square().sum(-1).sqrt()
 

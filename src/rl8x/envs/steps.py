@@ -25,11 +25,11 @@ Actions: TypeAlias = "Tensor | dict[str, Actions]"
 Carry: TypeAlias = dict[str, Any]
 """All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32).
 
-Where parameters move with the returns of episodes, `sources` too: as `Step` has them, of the episode that goes on."""
+If parameters move with the returns of episodes, it has the current episodes' `sources` too, in the form of `Step`."""
 
 
 def by_part(space: spaces.Space[Any], observed: Any) -> dict[str, Any]:
-    """Return what is observed, or its space itself, by parts: those of a `Dict`, else one, `obs`."""
+    """Return an observation, or its space itself, by parts: those of a `Dict`, else the single part `obs`."""
     return dict(observed) if isinstance(space, spaces.Dict) else {keys.OBS: observed}
 
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     truncated: Tensor
     """bool: the time limit was reached; both can be true in one step, as in Gymnasium."""
     final_obs: Observation
-    """The observation before any reset, for every copy; that of `obs` where nothing ended."""
+    """The observation before any reset, for every copy; equal to `obs` where no episode ended."""
     episode_returns: Tensor
     """float32: the sum of the episode's rewards up to this step, before the reset."""
     episode_lengths: Tensor
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
     """The source of the episode's parameters, int64, by the label of each group that moves with returns."""
     ended: Tensor | None = None
-    """bool: the episode of the row's copy ended, where its agents end and come by themselves; None: as its rows do."""
+    """bool: the episode of the row's copy ended, if agents end or join on their own; None: it ends with its rows."""
 
     @property
     def is_over(self) -> Tensor:
@@ -71,13 +71,13 @@ class Dynamics:
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""
     terminates: ClassVar[bool] = False
-    """Whether `transition` can ever say terminated; where nothing can end, no reset work is done."""
+    """Whether `transition` can ever terminate an episode; if no episode can end, resets cost nothing."""
     reset_noise: ClassVar[int] = 0
     """Uniform numbers that one copy needs to start an episode."""
     step_noise: ClassVar[int] = 0
     """Uniform numbers that one copy needs for a step."""
     metric_names: tuple[str, ...] = ()
-    """Names of what `measure` returns; rows have means over the episodes that end, as `episodes/info/<name>/mean`."""
+    """Names of the metrics that `measure` returns; rows have means over ended episodes, `episodes/info/<name>/mean`."""
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Return the state at the start of an episode: tensors by name, each `[num_envs, ...]`.
@@ -89,7 +89,7 @@ class Dynamics:
         raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
 
     def transition(self, state: State, actions: Any, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Return what an action leads to, before any reset.
+        """Return the result of actions, before any reset.
 
         Args:
             state: The state before the action, each `[num_envs, ...]`; must not be changed in place.
@@ -104,7 +104,7 @@ class Dynamics:
         raise NotImplementedError(f"{type(self).__name__} must define transition()")
 
     def observe(self, state: State, parameters: Parameters) -> Observation:
-        """Return what the policy sees of a state: `[num_envs, *single_observation_space.shape]`, or a dict of them.
+        """Return the observation of a state: `[num_envs, *single_observation_space.shape]`, or a dict of such tensors.
 
         Args:
             state: The state to observe, each `[num_envs, ...]`.
@@ -123,5 +123,5 @@ class Dynamics:
 
 
 def wrapped_angle(angle: Tensor) -> Tensor:
-    """Return an angle in rad, `[num_envs]`, in [-pi, pi): float32 loses the digits of one that turns for hours."""
+    """Wrap an angle in rad, `[num_envs]`, to [-pi, pi): float32 loses digits of an angle that grows for hours."""
     return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)

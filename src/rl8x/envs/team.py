@@ -1,7 +1,7 @@
-"""Several agents in a copy of an environment: what each of them sees, and the return that they have together.
+"""Several agents in a copy of an environment: the observations of each, and their common return.
 
-A row of a batch is an agent of a copy: row `agent * num_copies + copy`. So whatever learns from rows trains one policy
-for all agents, and only who counts episodes has to know which rows belong together.
+A row of a batch is an agent of a copy: row `agent * num_copies + copy`. So algorithms that learn from rows train one
+policy for all agents, and only code that counts episodes has to know which rows belong together.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Team:
         owner: The environment's name in error messages.
         team_return: The return of a copy's episode: the "mean", "sum", "min" or "max" of those of its agents, or a
             function of them, `[copies, agents]` to `[copies]`.
-        agent_id: Whether observations say whose they are, by the part "agent_id".
+        agent_id: Whether observations contain the agent's index, as the part "agent_id".
         state: "shared" adds the part "state", for the critic alone.
 
     Raises:
         TypeError: If `agent_id` is not a bool.
-        ValueError: If `team_return` or `state` is none of these, or a name cannot be part of a metric's.
+        ValueError: If `team_return` or `state` is none of these, or an agent's name cannot be part of a metric's name.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Team:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What the params of a run say of its team."""
+        """The params of a run that describe its team."""
         return {"agents": list(self.names), "team_return": self._name, "agent_id": self.agent_id, "state": self.state}
 
-    # -- what an agent sees
+    # -- observations of an agent
 
     def common(self, *of_agents: Iterable[spaces.Space[Any]]) -> list[spaces.Space[Any]]:
-        """Return the spaces that all agents have, of observations and of actions, `[agents]` each.
+        """Return the spaces of observations and actions that all agents share, from each agent's, `[agents]` each.
 
         Raises:
             ValueError: If two agents differ, or a space has no tensor form.
@@ -112,14 +112,14 @@ class Team:
         return found
 
     def space(self, own: spaces.Space[Any], state: spaces.Space[Any] | None = None) -> spaces.Space[Any]:
-        """Return the space of an agent's observation: its own, with what is added to it.
+        """Return the space of an agent's observation: its own space, with the added parts.
 
         Args:
             own: Space of its own observation.
             state: Space of the environment's state; None: all agents' observations take its place.
 
         Raises:
-            ValueError: If the observation has a part of such a name.
+            ValueError: If the observation already has a part of an added name.
         """
         self._own_space = own
         if not self.agent_id and self.state is None:
@@ -129,7 +129,7 @@ class Team:
             if is_added and name in parts:
                 raise ValueError(f"{self.owner}: observations have a part {name!r} already. Leave `{name}` out.")
         if self.agent_id:
-            parts[AGENT_ID] = spaces.Discrete(len(self.names))  # which models read as a one-hot code
+            parts[AGENT_ID] = spaces.Discrete(len(self.names))  # which models encode as one-hot
         if self.state is None:
             return spaces.Dict(parts)
         seen = without_parts(own, [keys.ACTION_MASK])
@@ -137,7 +137,7 @@ class Team:
         return AsymmetricDict(parts, critic_only=[STATE])
 
     def see(self, own: Any, state: Any = None) -> Observation:
-        """Return observations with what is added to them, as `space` has it.
+        """Return observations with the added parts, as in `space`.
 
         Args:
             own: The agents' own, `[num_envs, *own]`.
@@ -158,14 +158,14 @@ class Team:
         return parts
 
     def for_agents(self, values: Tensor) -> Tensor:
-        """Return values of copies for the rows of all their agents, `[num_envs, ...]`.
+        """Repeat values of copies for the rows of all their agents, `[num_envs, ...]`.
 
         Args:
             values: One for each copy, `[copies, ...]`.
         """
         return values.repeat(len(self.names), *(1,) * (values.ndim - 1))
 
-    # -- what they achieve
+    # -- returns and episodes
 
     def of_agents(self, values: Any) -> Tensor:
         """Return values of rows by agent, `[..., agents, copies]`.
@@ -187,9 +187,9 @@ class Team:
         return team.reshape(by_agent.shape[:-1])
 
     def episodes(self, rollout: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors of a rollout that tell of episodes by copy, `[..., copies]`.
+        """Return the tensors of a rollout that describe episodes, by copy, `[..., copies]`.
 
-        Of the environment's own metrics they have the means over agents; the length is the copy's.
+        The environment's own metrics are averaged over agents; the length is the copy's.
 
         Args:
             rollout: Its tensors by key, `[..., num_envs]`.

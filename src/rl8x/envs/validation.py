@@ -48,8 +48,8 @@ def validate(env: Env) -> None:
     """Run an environment's functions on random actions and compare what they return with what it declares.
 
     It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
-    its generator and its carry stay as they are. Of an environment with a state of its own (`capturable` is false)
-    only the spaces are checked, because each probe would move it; of Gymnasium's one more copy is made and tried.
+    its generator and its carry do not change. For simulators (`capturable` is false) only the spaces are checked,
+    because each probe would change their state; for Gymnasium's, one more copy is made and tested.
     It warns of observations that are out of the bounds of their space.
 
     Args:
@@ -61,7 +61,7 @@ def validate(env: Env) -> None:
     """
     if not isinstance(env, Env):
         raise TypeError(f"validate checks an instance of an Env, such as CartPole(8); got {env!r}.")
-    env = env.unwrapped  # an author's functions know nothing of wrappers of rl8x's own
+    env = env.unwrapped  # check the author's functions, without rl8x's own wrappers
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
@@ -73,7 +73,7 @@ def validate(env: Env) -> None:
 
 
 class _Probe:
-    """Calls an environment's pure functions, each result checked."""
+    """Calls an environment's pure functions and checks each result."""
 
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
@@ -128,7 +128,7 @@ class _Probe:
         return ValueError(f"{type(self.env).__name__}.{function} {text}")
 
     def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
-        """Call a function; check that it changes neither its arguments nor the environment, and its `pure`ness."""
+        """Call a function; check that it changes neither its arguments nor the environment and, if `pure`, repeats."""
         method: Callable[..., Any] = getattr(self.env, function)
         kept = [tree_map(Tensor.clone, argument) for argument in arguments]
         try:
@@ -144,7 +144,7 @@ class _Probe:
             raise self.fault(
                 function, "gave two results for the same arguments; draw random numbers from `noise` only."
             )
-        # What changes an attribute would survive neither compilation nor a resume.
+        # A changed attribute would survive neither compilation nor a resume.
         for key, value in vars(self.env).items():
             if key not in self.attributes:  # a new one may be a cache that is filled once, and must not change then
                 self.attributes[key] = _snapshot(value)
@@ -171,7 +171,7 @@ class _Probe:
     def check_tensor(
         self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
-        """Raise unless a value is a tensor of `num_envs` rows on the device, and of the form needed."""
+        """Raise unless a value is a tensor of `num_envs` rows on the device, with the needed row shape and dtype."""
         env = self.env
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
@@ -186,7 +186,7 @@ class _Probe:
     def moved(
         self, before: dict[str, Tensor], actions: Any, *given: Any, pure: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Call `transition`, check what it returns; return the state and where it terminated, `[num_envs]`."""
+        """Call `transition` and check its result; return the state and where it terminated, `[num_envs]`."""
         result = self.call("transition", before, actions, *given, pure=pure)
         if not isinstance(result, tuple) or len(result) != 3:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -214,9 +214,9 @@ class _Probe:
     def check_observation(
         self, obs: Any, space: spaces.Space[Any], path: str, terminated: Tensor | None = None
     ) -> None:
-        """Raise where an observation is not of the declared space; a space with parts is checked part by part.
+        """Raise unless an observation is of the declared space; a space with parts is checked part by part.
 
-        NaN is allowed where an episode terminated: nobody acts on such an observation or bootstraps from it.
+        NaN is allowed where an episode terminated: no policy acts on such an observation or bootstraps from it.
         """
         part_name = f"obs{path}"
         if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -252,14 +252,14 @@ def _equal(left: Any, right: Any) -> bool:
     return type(left) is type(right)
 
 
-# -- one copy of Gymnasium's is tried
+# -- test of one Gymnasium copy
 
 
 def try_copy(vector_env: Any) -> None:
-    """Make one more copy of those that a vector environment steps one by one, and look at what it returns.
+    """Make one more copy of a vector environment that steps its copies one by one, and check its results.
 
-    The copies themselves stay as they are. What a copy raises by itself is left to the training, whose traceback shows
-    where; so is all of a simulator of which there can be one only.
+    The existing copies do not change. Exceptions of the copy's own code are ignored: training raises them, with a
+    traceback that shows where. A simulator that can exist only once is not tested.
     """
     inner = vector_env.unwrapped
     if not isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
@@ -272,7 +272,7 @@ def try_copy(vector_env: Any) -> None:
         layers = [layer for layer in layers_of(env) if not isinstance(layer, OwnResults)]
         try:
             for layer in layers:
-                if isinstance(layer, RecordVideo | HumanRendering):  # the film of an episode that is none
+                if isinstance(layer, RecordVideo | HumanRendering):  # they would show a test as an episode
                     break
                 if layer is layers[-1] or not type(layer).__module__.startswith("gymnasium."):
                     far += _try_layer(layer)
@@ -284,14 +284,14 @@ def try_copy(vector_env: Any) -> None:
 
 
 def warn_outside(owner: str, far: Sequence[str]) -> None:
-    """Warn of the first of the observations that are `outside` of their space, if there are any."""
+    """Warn of the first observation outside of its space, from texts as `outside` returns, if there are any."""
     if far:
         text = f"{owner}: {far[0]}. Nothing is cut off; mend `observation_space`, or the observation."
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _check_own_memory(env: Any) -> None:
-    """Raise ValueError if a reset overwrites the last observation of an episode, which a worker sends after it."""
+    """Raise ValueError if a reset overwrites an episode's last observation, which a worker sends after the reset."""
     last, first = _came(_step_at_random, env, _came(env.reset)), _came(env.reset)
     if last is _RAISED or first is _RAISED:
         return
@@ -307,7 +307,7 @@ def _check_own_memory(env: Any) -> None:
 
 
 def _try_layer(env: Any) -> list[str]:
-    """Reset and step an environment, or a wrapper with what is in it; return what is out of bounds of what it sees."""
+    """Reset and step an environment or wrapper; return texts about observations that are out of bounds."""
     check_takes_seeds(env)
     space, far = env.observation_space, []
     result = _came(env.reset, seed=0)
@@ -322,7 +322,7 @@ def _try_layer(env: Any) -> list[str]:
 
 
 def _step_at_random(env: Any, reset: Any) -> Any:
-    """Step by a random action, a legal one if the observation that the reset gave has an action mask."""
+    """Step by a random action, which is legal if the observation of the reset has an action mask."""
     obs, _ = reset
     space = copy.deepcopy(env.action_space)
     space.seed(0)
@@ -334,7 +334,7 @@ def _step_at_random(env: Any, reset: Any) -> Any:
 
 
 def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return what a function of a simulator gives; `_RAISED` where it raises."""
+    """Return the result of a simulator's function; `_RAISED` if it raises."""
     try:
         return function(*arguments, **named)
     except Exception:
@@ -343,7 +343,7 @@ def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 @contextlib.contextmanager
 def _kept_random() -> Iterator[None]:
-    """Keep the global random generators, which old environments seed or draw from, as they are."""
+    """Restore the global random generators, which old environments seed or draw from."""
     numbers, drawn = np.random.get_state(), random.getstate()
     try:
         with kept_generators(torch.device("cpu")):

@@ -24,9 +24,9 @@ Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any
 _Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"
 _VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
 """Our names and Gymnasium's."""
-# What `gymnasium.make_vec` keeps among the arguments of a spec
+# Arguments that `gymnasium.make_vec` adds to those of a spec
 _OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
-# Running statistics of wrappers that normalise, and what rl8x has for the same.
+# Running statistics of normalising wrappers, and the options of rl8x with the same purpose.
 _STATISTICS: Final = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 
 
@@ -38,7 +38,7 @@ def vectorised(
     kwargs: dict[str, Any],
     copies: BoundCopies | None,
 ) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them."""
+    """Return a given vector environment, or make one; the arguments are those of `GymnasiumEnv`."""
     if is_vectorised(env):
         if num_envs not in (None, env.num_envs):
             raise ValueError(
@@ -54,12 +54,12 @@ def vectorised(
         known = ", ".join(map(repr, _VECTORIZATIONS))
         raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
     if vectorization != "vector":
-        # Python 3.14's own way to start a process on Linux runs a script without `if __name__ == "__main__"` once more.
+        # Python 3.14's default start method on Linux runs a script without `if __name__ == "__main__"` again.
         start = {"context": "fork"} if vectorization == "async" and sys.platform == "linux" else {}
         vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **start, **kwargs.get("vector_kwargs", {})}
         kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
     wrappers: list[_Wrap] = []
-    if vectorization == "async":  # those in this process are wrapped by `own_results`, and where parameters are read
+    if vectorization == "async":  # copies in this process are wrapped later: `own_results`, `BoundCopies.adopt`
         wrappers = [OwnResults, *([] if copies is None else [copies.wrapped])]
     if isinstance(env, str):
         if wrappers:
@@ -78,14 +78,14 @@ def vectorised(
 
 
 class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One copy of an environment, whose results are looked at the first time and where they are odd, and copied always.
+    """Wraps one copy of an environment: copies all results, and checks the first ones and those of unusual form.
 
-    Environments may overwrite and return the same arrays, also in the reset that follows an episode's end within the
+    Environments may overwrite and return the same arrays, even in the reset that follows an episode's end within the
     same step, or share them with other copies.
     """
 
     reported: Collection[str] | None = None
-    """What is read of `info`; None for all of it. To merge the rest takes 5% of PPO of 16 HalfCheetahs."""
+    """Names to keep of `info`; None for all. Merging the rest takes 5% of the time of PPO on 16 HalfCheetahs."""
     _is_known = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -115,12 +115,12 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _has_form(result: Any, count: int) -> bool:
-    """Whether a result has the usual form, at a glance: so many values, with a dict as `info`."""
+    """Whether a result has the usual form, by a quick check: `count` values, with a dict as `info`."""
     return type(result) is tuple and len(result) == count and type(result[-1]) is dict
 
 
 def own(value: Any) -> Any:
-    """Return a result in memory of its own; what is no array, nor a dict, list or tuple of them, is passed on."""
+    """Copy the arrays of a result, also those in dicts, lists and tuples; other values are passed on."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
@@ -129,10 +129,10 @@ def own(value: Any) -> Any:
 
 
 def own_results(vector_env: VectorEnv[Any, Any, Any], reported: Collection[str] | None) -> None:
-    """Have the copies that a vector environment steps in this process copy and look at their results.
+    """Wrap the copies that a vector environment steps in this process in `OwnResults`.
 
     Raises:
-        ValueError: If two of them are one environment.
+        ValueError: If two copies are the same environment.
     """
     inner = vector_env.unwrapped
     if not isinstance(inner, SyncVectorEnv):
@@ -155,7 +155,7 @@ def copies_of(vector_env: Any) -> Sequence[Any]:
 
 
 def own_statistics(vector_env: Any) -> list[str]:
-    """Return the options in whose place wrappers, of all copies or of one, normalise by statistics that they gather."""
+    """Return the options of rl8x that do what wrappers, of all copies or of one, already do by running statistics."""
     layers = layers_of(vector_env)
     base = layers[0]
     layers += [layer for copy in copies_of(base) for layer in layers_of(copy)]
@@ -169,20 +169,20 @@ def own_statistics(vector_env: Any) -> list[str]:
 
 
 def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
-    """Return the spec that the copies were made by, None where they were not made by an id."""
+    """Return the spec of the copies; None if they were not made from an id."""
     copies = copies_of(vector_env)
     return copies[0].spec if copies else vector_env.spec
 
 
 def own_kwargs(spec: Any) -> dict[str, Any]:
-    """Return what a spec says a copy was made with, without what `gymnasium.make_vec` adds; None says nothing."""
+    """Return the keyword arguments in a copy's spec without those that `gymnasium.make_vec` adds; {} for None."""
     return {} if spec is None else {name: v for name, v in spec.kwargs.items() if name not in _OF_MAKE_VEC}
 
 
 def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
-    """Return the time limit that the copies have, as far as they say; of several the largest."""
+    """Return the largest of the copies' time limits; None if none is known."""
     limit = getattr(spec_of(vector_env), "max_episode_steps", None)
-    # The limits of wrappers are in no spec where no id made the copies; the least of a copy's cuts first.
+    # Without an id, no spec has the limits of wrappers; the smallest of a copy's limits applies first.
     limiting = ([layer for layer in layers_of(copy) if isinstance(layer, TimeLimit)] for copy in copies_of(vector_env))
     limits = [min((each.get_wrapper_attr("_max_episode_steps") for each in own), default=math.inf) for own in limiting]
     if min(limits, default=math.inf) < math.inf:
@@ -192,7 +192,7 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
 
 
 def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
-    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name."""
+    """Return when copies whose episode ended are reset; an environment's metadata may give the mode by name."""
     given = (vector_env.metadata or {}).get("autoreset_mode")
     if given is None:
         return AutoresetMode.NEXT_STEP if isinstance(vector_env, VectorEnv) else AutoresetMode.SAME_STEP
@@ -208,7 +208,7 @@ def _limited(
     time_limit: int | EllipsisType | None,
     wrappers: Sequence[_Wrap],
 ) -> Any:
-    """Make one copy, with a time limit in place of its own where that is given, and wrappers of ours."""
+    """Make one copy, with the given time limit, if any, instead of its own, and with rl8x's wrappers."""
     env = make_one()
     if not isinstance(env, gymnasium.Env):
         raise TypeError(
@@ -226,7 +226,7 @@ def _limited(
 
 
 def _without_time_limit(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Take time limits out of the wrappers around a copy, as `gymnasium.make` puts one there."""
+    """Remove `TimeLimit` from the wrappers around a copy, as `gymnasium.make` adds one."""
     if isinstance(env, TimeLimit):
         return _without_time_limit(env.env)
     if isinstance(env, gymnasium.Wrapper):
@@ -237,7 +237,7 @@ def _without_time_limit(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]
 def _from_id(
     name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
-    """Make a registered environment, or say which ids are near."""
+    """Make a registered environment; raise `ValueError` with similar ids if there is none."""
     if not isinstance(time_limit, EllipsisType):
         never = sys.maxsize if vectorization == "vector" else -1
         kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
@@ -252,7 +252,7 @@ def _from_id(
         takes = f" It takes {', '.join(known)}." if known else ""
         raise ValueError(f"{name!r} takes no argument {unknown[1]!r}.{hint}{takes}") from error
     except gymnasium.error.Error as error:
-        # Gymnasium says well what is missing and the like; a malformed id is a plain Error there.
+        # Gymnasium's own messages are good, except for unknown ids, and malformed ones, which are a plain Error.
         if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
             raise ValueError(f"{name!r} cannot be made: {error}") from error
         if name.rpartition(":")[-1] in gymnasium.registry:  # it has no vectorised form
@@ -276,9 +276,9 @@ def _keywords_of(name: str, vectorization: str) -> list[str]:
 
 
 def ask_for_final_obs(vector_env: Any) -> None:
-    """Ask Isaac Lab for the observation before a reset, which its config's `compute_final_obs` leaves out by default.
+    """Ask Isaac Lab for the observation before a reset, by its config's `compute_final_obs`, which is off by default.
 
-    A config that leaves resets to the caller is refused: that has no form in Gymnasium's API.
+    A config that leaves resets to the caller raises `ValueError`: Gymnasium's API cannot express that.
     """
     config: Any = getattr(getattr(vector_env, "unwrapped", vector_env), "cfg", None)
     if isinstance(vector_env, VectorEnv) or not hasattr(config, "compute_final_obs"):

@@ -2,8 +2,8 @@
 
     VmasEnv("balance", num_envs=256)                       # 256 worlds of 3 agents
 
-A world is a copy, and an agent of it a row; see `envs/team.py`. Whatever ends the world ends the episodes of all its
-agents, and the world is reset in the same step; the observation before the reset is given. Needs the extra `vmas`.
+Each world is a copy, and each of its agents a row; see `envs/team.py`. The episodes of all agents end with their world,
+which is reset in the same step; the observation before the reset is kept. Needs the extra `vmas`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class VmasEnv(SimulatorEnv):
         parameters: Parameters of `env_config`: names to the path of an attribute of VMAS's environment, such as
             `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
             the plain forms of the first two.
-        team_return: What the return of a world's episode is of those of its agents; see `Team`.
-        agent_id: Whether an agent sees which one it is.
+        team_return: How the return of a world's episode is computed from those of its agents; see `Team`.
+        agent_id: Whether an agent's observation contains its index.
         state: "shared" gives the critic the observations of all agents.
         **kwargs: For `vmas.make_env`, and through it for the scenario. Its `max_steps` truncates, as `time_limit` does.
 
@@ -76,7 +76,7 @@ class VmasEnv(SimulatorEnv):
             raise TypeError(f"VmasEnv: scenario must be a name or a scenario of VMAS; got {scenario!r}.")
         try:
             probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
-        except AssertionError as error:  # so it says that there is no such name
+        except AssertionError as error:  # VMAS's error for an unknown name
             raise ValueError(f"VmasEnv: {error}") from error
         seen: dict[str, Any] = {"team_return": team_return, "agent_id": agent_id, "state": state}
         self.team = Team([agent.name for agent in probe.agents], "VmasEnv", **seen)
@@ -103,7 +103,7 @@ class VmasEnv(SimulatorEnv):
         return self.first_carry({}, parameters), self.team.see(self._joined(obs))
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
+        """Step the worlds by actions `[num_envs, *]`; not pure, unlike the base class's, as it changes them."""
         agents = list(actions.unflatten(0, (self.num_agents, -1)).unbind(0))
         with self._own_random():
             obs, raw_rewards, ended, cut, infos = self.worlds.step(agents)
@@ -128,7 +128,7 @@ class VmasEnv(SimulatorEnv):
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Let VMAS draw from generators of these worlds alone: it has one state for all that a process makes."""
+        """Give VMAS these worlds' own random state within the context: it shares one among all worlds of a process."""
         drawn_by_all = self.worlds.vmas_random_state
         others, drawn_by_all[:] = list(drawn_by_all), self._random_state
         try:
@@ -137,11 +137,11 @@ class VmasEnv(SimulatorEnv):
             self._random_state, drawn_by_all[:] = list(drawn_by_all), others
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None, **kwargs: Any) -> Env | None:
-        """Make other worlds of a scenario that VMAS knows by name, at most 128 by default; others keep their world."""
+        """Make new worlds, at most 128 by default; None if the scenario is an object, which keeps its world."""
         assert self.made_from is not None
         named = isinstance(self.made_from[0], str)
         return super().another(num_envs, seed=seed, **kwargs) if named else None
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""
+        """Concatenate the agents' rows, as a float32 copy `[num_envs, ...]`."""
         return torch.cat([part.to(torch.float32) for part in parts])
