@@ -1,4 +1,4 @@
-"""Distributions of an environment's physical parameters: those that stand still, and those that move with training."""
+"""Distributions of an environment's physical parameters: stationary ones, and ones that move during training."""
 
 from rl8x.randomization.adaptive import Adaptive as Adaptive
 from rl8x.randomization.curriculum import MovingDistribution as MovingDistribution

@@ -21,22 +21,22 @@ from rl8x.randomization.distributions import (
 
 
 class AdaptiveCurriculum(Curriculum):
-    """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
+    """The ranges of d parameters, with a buffer for each of their 2 d ends: the first's low and high, the second's, ...
 
-    The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, the probability that an episode is
-    at a boundary.
+    The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, number and sum of the scores
+    in each buffer; `open`, bool `[2 d]`, whether episodes that begin count; `share`, 0-d, the probability that an
+    episode is at a boundary.
     """
 
     def __init__(self, members: Mapping[str, Adaptive]) -> None:
         self._adaptive = list(members.values())
-        self._options = self._adaptive[0]  # for what they share
+        self._options = self._adaptive[0]  # for the options that they share
         super().__init__(members, f"adaptive:{self._options.group}")
         self.metric = self._options.metric
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
-        """Make the state with the ranges at the beginning, once."""
+        """Allocate the state with the initial ranges, once."""
         if self.state:
             return
         names = ("start_low", "start_high", "lowest", "highest", "step")
@@ -54,10 +54,10 @@ class AdaptiveCurriculum(Curriculum):
         }
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Draw each parameter from its range, and fix one at an end in a share of the copies.
+        """Draw each parameter from its range, and in a share of the copies fix one at an end.
 
-        Of the noise, `[num_envs, d + 1]`, the last column decides whether and which. The source is the boundary, in
-        [0, 2 d), where the copy is at one whose buffer is open, else -1.
+        The last column of the noise, `[num_envs, d + 1]`, decides whether and which. The source of a copy at a boundary
+        whose buffer is open is the boundary, in [0, 2 d), of others -1.
         """
         state, ends = self.state, 2 * len(self.members)
         uniform, boundary_prob = noise[:, -1], state["share"]
@@ -74,7 +74,7 @@ class AdaptiveCurriculum(Curriculum):
 
     @torch.no_grad()
     def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
-        """Take a horizon's episodes into the buffers, and move the ends whose buffer is complete."""
+        """Add a horizon's episodes to the buffers, and move the ends whose buffers are complete."""
         state, options = self.state, self._options
         ends = torch.arange(2 * len(self.members), device=episodes.ended.device)
         counted = episodes.counted
@@ -117,7 +117,7 @@ class AdaptiveCurriculum(Curriculum):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Adaptive(MovingDistribution):
-    """Draw uniformly from a range [low, high] whose two ends move by how the policy does there.
+    """Draw uniformly from a range [low, high] whose two ends move with the policy's performance there.
 
         env_config={"length": Adaptive((0.4, 0.6), thresholds=(200, 400), step=0.05, limits=(0.1, 2.0))}
 
@@ -142,7 +142,7 @@ class Adaptive(MovingDistribution):
         start: The range at the beginning, (low, high) or one number; also the narrowest.
         thresholds: t_L and t_H, in the units of the metric, t_L < t_H.
         step: Delta, in the parameter's unit, > 0.
-        limits: The widest range, (low, high), in which `start` lies; None is all that the parameter may legally be.
+        limits: The widest range, (low, high), which includes `start`; None is the parameter's legal range.
         metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
         episodes: m, the episodes that decide.
         boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
@@ -179,11 +179,11 @@ class Adaptive(MovingDistribution):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The widest range that it may come to."""
+        """The widest range that it can reach."""
         return self.start if self.limits is None else self.limits
 
     def clipped(self, low: float, high: float) -> Adaptive:
-        """Return the same, limited to the parameter's bounds if it has no limits; refuse a start outside of them."""
+        """Return it with the parameter's bounds as missing limits; raise `ValueError` if `start` exceeds them."""
         if self.limits is not None:
             return self
         if not low <= self.start[0] <= self.start[1] <= high:
@@ -193,5 +193,5 @@ class Adaptive(MovingDistribution):
         return limited
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Draw from the range at the beginning, `[num_envs]`."""
+        """Draw from the initial range, `[num_envs]`."""
         return Uniform(*self.start).draw(noise)

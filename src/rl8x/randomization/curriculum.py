@@ -1,13 +1,13 @@
 """The base classes of distributions that move while a policy trains, and of the state that moves: a curriculum.
 
-A moving distribution is an immutable value, as the others are. What moves is in a `Curriculum`: parameters that are
-drawn together, with tensors that a program reads at each call, changed in place and only between two horizons.
+A moving distribution is an immutable value, as the others are. The state that moves is in a `Curriculum`: parameters
+that are drawn together, with tensors that programs read at each call and that change in place, between two horizons.
 
-Where returns decide, a draw also gives a `source` for each episode, a whole number, or -1 where its return decides
-nothing; the environment carries it until the episode ends. Episodes end sooner where a policy fails, or where it
-succeeds, so that counting those that have ended by some moment would favour short ones. Those that begin while a round
-is open belong to it. It closes at the end of the horizon in which there are enough, and is decided when the last has
-ended.
+If returns decide, a draw also gives a `source` for each episode, a whole number, or -1 if its return does not count;
+the environment carries it until the episode ends. A policy's failures, or its successes, end episodes sooner, so
+counting the episodes that have ended by some moment would favour short ones. Instead a round counts the episodes that
+begin while it is open. It closes at the end of the horizon in which there are enough, and is decided when the last of
+them has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rl8x.distributed import ranks
 from rl8x.randomization.distributions import ParameterDistribution, plain
 
 RETURNS = "returns"
-"""The metric of an episode that is its return; the others are the environment's own."""
+"""The metric that is an episode's return; other metrics are the environment's own."""
 NO_SOURCE = -1
 
 
@@ -47,7 +47,7 @@ class Episodes(NamedTuple):
         if ranks().size == 1:
             return self
         sources = torch.where(self.ended, self.sources, NO_SOURCE)
-        # float64 has every float32 and every source; one message.
+        # One message in float64, which represents every float32 and every source.
         parts = [self.scores, sources, self.pending.unsqueeze(0)]
         gathered = torch.cat(ranks().gather(torch.cat([part.to(torch.float64) for part in parts])), 1)
         horizon = len(self.ended)
@@ -59,8 +59,8 @@ class Episodes(NamedTuple):
 class MovingDistribution(ParameterDistribution):
     """A distribution that moves; `draw` draws from its initial form.
 
-    Where a class has a field `group`, those of an `env_config` with the same one have one curriculum; else each has its
-    own.
+    If a class has a field `group`, the distributions of an `env_config` with the same group share a curriculum; else
+    each has its own.
     """
 
     moves: ClassVar[bool] = True
@@ -70,16 +70,16 @@ class MovingDistribution(ParameterDistribution):
     """The `Curriculum` class of such parameters; it takes their distributions by name."""
 
     def _given(self) -> dict[str, object]:
-        """Return the fields that are not their default, by name."""
+        """Return the fields that differ from their defaults, by name."""
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the plain JSON form, by name, of what is not the default."""
+        """Return the plain JSON form, with those arguments by name that differ from their defaults."""
         return {self.kind: {name: plain(value) for name, value in self._given().items()}}
 
     def __repr__(self) -> str:
-        """Write it as it is made, with what is not the default."""
+        """Return the call that makes it, with those arguments that differ from their defaults."""
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
 
@@ -87,8 +87,8 @@ class Curriculum(ABC):
     """Parameters of an environment that are drawn together and move together.
 
     Attributes:
-        key: Two with the same key are the same: one keeps its state for the other.
-        metric: The metric of an episode by which it moves; None where episodes do not decide.
+        key: Curricula with the same key share one state.
+        metric: The metric of an episode by which it moves; None if episodes do not decide.
         state: Tensors that a program reads; they are changed in place.
         width: Uniform numbers that the draw of one copy needs.
     """
@@ -111,13 +111,13 @@ class Curriculum(ABC):
 
     @abstractmethod
     def allocate_state(self, device: torch.device) -> None:
-        """Make the tensors of the state on a device, with their initial values; once."""
+        """Allocate the tensors of the state on a device with their initial values, once."""
 
     def begin(self, generator: torch.Generator) -> None:  # noqa: B027 - most have nothing to draw
         """Draw the initial state, before the first episode."""
 
     def update_from_config(self, configured: Curriculum) -> None:  # noqa: B027
-        """Take over the distributions of one with the same key, just made; most have them in their key."""
+        """Adopt the distributions of a new curriculum with the same key; most kinds have them in the key."""
 
     @abstractmethod
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -130,7 +130,7 @@ class Curriculum(ABC):
         """Move by the trainer's row of counters and metrics."""
 
     def set_evaluating(self, is_evaluating: bool) -> None:
-        """Begin or end drawing for evaluations: from the present distribution, with episodes that decide nothing."""
+        """Begin or end drawing for evaluations: from the present distribution, with episodes that do not count."""
         self.is_evaluating = is_evaluating
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
@@ -142,7 +142,7 @@ class Curriculum(ABC):
         """Return the fixed distributions that evaluations draw from now, by name; copies values to the host."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it stands, as tensors of its own."""
+        """Return the state, with copies of its tensors."""
         return {"begun": self.begun, **{name: tensor.clone() for name, tensor in self.state.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Curriculum(ABC):
 
 
 def make_curricula(moving: Mapping[str, ParameterDistribution]) -> tuple[Curriculum, ...]:
-    """Make the curricula of the moving distributions of an `env_config`; refuse options that members do not share."""
+    """Make the curricula of an `env_config`'s moving distributions; raise `ValueError` if members' options differ."""
     joined: dict[Hashable, dict[str, MovingDistribution]] = {}
     for name, member in moving.items():
         assert isinstance(member, MovingDistribution)

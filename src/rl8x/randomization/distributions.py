@@ -47,7 +47,7 @@ def pair(values: object, owner: str, name: str) -> tuple[float, ...]:
 
 
 def two_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
-    """Return `values` as two finite floats, the lower first, that are not the same; or raise."""
+    """Return `values` as two different finite floats, the lower first, or raise."""
     low, high = numbers = pair(values, owner, name)
     if low == high:
         raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
@@ -55,12 +55,12 @@ def two_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
 
 
 def whole_number(least: int) -> Callable[[object, str, str], int]:
-    """Return what takes whole numbers of at least `least` as the others take theirs."""
+    """Return a check, like the functions above, for whole numbers of at least `least`."""
     return lambda value, owner, name: int(checked_number(value, name, owner, least=least, whole=True))
 
 
 def plain(value: object) -> object:
-    """Return a value of a distribution's field as JSON has it."""
+    """Return the JSON form of a value of a distribution's field."""
     if isinstance(value, ParameterDistribution):
         return value.to_dict()
     return [plain(part) for part in value] if isinstance(value, tuple) else value
@@ -78,7 +78,7 @@ class ParameterDistribution(ABC):
     """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
 
     def _check(self, check: Callable[[object, str, str], Any], *names: str) -> None:
-        """Replace fields by what a check, such as `finite_number`, makes of them, unless they are None by default."""
+        """Replace fields by the result of a check, such as `finite_number`; keep a None that is the field's default."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in names and not (value is None and field.default is None):
@@ -119,7 +119,7 @@ class ParameterDistribution(ABC):
 
         Args:
             noise: Uniform numbers in [0, 1), `[num_envs]`.
-            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise; floats are constants.
+            numbers: The values of `drawn_by`, float32 `[*]`, on the device of the noise; floats are constants.
 
         Raises:
             TypeError: If the class has no such numbers.
@@ -135,14 +135,14 @@ class ParameterDistribution(ABC):
         return self.draw_by(noise, self.numbers)
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
+        """Return the distribution limited to a parameter's legal bounds; most do not change.
 
         Args:
             low: The smallest legal value.
             high: The largest.
 
         Raises:
-            ValueError: If it cannot be within them.
+            ValueError: If it cannot be limited to them.
         """
         return self
 
@@ -161,7 +161,7 @@ class ParameterDistribution(ABC):
         return {self.kind: arguments}
 
     def __repr__(self) -> str:
-        """Write it as it is made, `Uniform(0.1, 0.5)`: what must be given by place, the rest by name."""
+        """Return the call that makes it, `Uniform(0.1, 0.5)`: required arguments by position, others by name."""
         parts = []
         for field in (field for field in dataclasses.fields(self) if field.init):
             value = getattr(self, field.name)
@@ -280,14 +280,14 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same, clipped to the parameter's bounds if it has none; refuse a mean outside of them."""
+        """Return it with the parameter's bounds for missing ones; raise `ValueError` if the mean exceeds them."""
         if not low <= self.mean <= high:
             raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
         legal = {name: bound for name, bound in (("low", low), ("high", high)) if math.isfinite(bound)}
         return dataclasses.replace(self, **{name: b for name, b in legal.items() if getattr(self, name) is None})
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Draw with the present bounds, of which any may be missing, `[num_envs]`."""
+        """Draw within `low` and `high`, either of which may be None, `[num_envs]`."""
         return self.draw_by(noise, (self.mean, self.std, self.low, self.high))
 
     @property
@@ -307,7 +307,7 @@ class Normal(ParameterDistribution):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Listed(ParameterDistribution):
-    """A distribution over some values."""
+    """A distribution over listed values."""
 
     values: Sequence[float]
 
@@ -326,11 +326,11 @@ class _Listed(ParameterDistribution):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Choice(_Listed):
-    """Draw one of some values, each as likely as the others or by weights.
+    """Draw one of the listed values, all equally likely or by weights.
 
     Args:
         values: The values, at least one.
-        weights: How likely each is, as many numbers of at least 0 whose sum is more than 0; None: all the same.
+        weights: The relative probability of each value, at least 0, with a positive sum; None: all equally likely.
     """
 
     kind: ClassVar[str] = "choice"
@@ -346,7 +346,7 @@ class Choice(_Listed):
             raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
 
     def prepare(self, device: torch.device) -> None:
-        """Put the numbers that it draws by on `device`, once."""
+        """Copy the numbers of `drawn_by` to `device`, once."""
         if device not in self._numbers:
             self._numbers[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
 
@@ -357,7 +357,7 @@ class Choice(_Listed):
 
     @property
     def possible(self) -> list[float]:
-        """The values that can be drawn: one of weight 0 cannot."""
+        """The values that can be drawn: those without a weight of 0."""
         return [value for i, value in enumerate(self.values) if self.weights is None or self.weights[i] > 0]
 
     @property
@@ -373,13 +373,13 @@ class Choice(_Listed):
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the one that has these values and shares."""
+        """Make the distribution with these values and shares."""
         values, weights = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
         return cls(values, None if len(set(weights)) == 1 else weights)
 
     @property
     def drawn_by(self) -> tuple[float, ...]:
-        """The values, and the upper edges of their shares of [0, 1) but the last; those of a share of 0 meet."""
+        """The values, and the upper edges of their shares of [0, 1) but the last; a share of 0 has equal edges."""
         edges = torch.tensor(self.numbers[len(self.values) :], dtype=torch.float64).cumsum(0)
         return (*self.values, *(edges / edges[-1])[:-1].tolist())
 
@@ -391,7 +391,7 @@ class Choice(_Listed):
         return values
 
     def to_dict(self) -> dict[str, object]:
-        """Return `{"choice": [values]}`, or with names where there are weights."""
+        """Return `{"choice": [values]}`, or the arguments by name if there are weights."""
         if self.weights is None:
             return super().to_dict()
         return {self.kind: {"values": list(self.values), "weights": list(self.weights)}}

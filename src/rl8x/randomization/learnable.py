@@ -12,27 +12,27 @@ from torch import Tensor
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes, MovingDistribution
 from rl8x.randomization.distributions import ParameterDistribution, finite_number, from_dict, two_numbers, whole_number
 
-# Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.
+# Successes are summed as whole multiples of 1 / _PARTS: sums in any order are equal, on an accelerator too.
 _PARTS: Final = 2**20
 
 
 class LearnableCurriculum(Curriculum):
-    """A table of T levels of d parameters: K that are kept, then the candidates of the round.
+    """A table of T levels of d parameters: K kept levels, then the candidates of the round.
 
-    The state: `values` float32 `[T, d]`; of the round `count`, `total` and `squares` of successes, int64 `[T]`, the
-    latter two in parts; `scores` float64 `[T]`; `edges`, where each kept level's share of [0, 1) ends, float32 `[K]`;
-    `open`, whether episodes that begin are counted in, and `trains`, false in evaluations, 0-d bool.
+    The state: `values` float32 `[T, d]`; the round's `count`, `total` and `squares` of successes, int64 `[T]`, the
+    latter two in 1 / _PARTS; `scores` float64 `[T]`; `edges`, the end of each kept level's share of [0, 1), float32
+    `[K]`; `open`, whether episodes that begin count, and `trains`, false in evaluations, 0-d bool.
     """
 
     def __init__(self, members: Mapping[str, Learnable]) -> None:
-        self._options = next(iter(members.values()))  # for what they share
+        self._options = next(iter(members.values()))  # for the options that they share
         self._bases = [member.base for member in members.values()]
         super().__init__(members, f"learnable:{self._options.group}")
         self.metric = self._options.metric
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
-        """Make the state, with the medians of the bases for levels, once."""
+        """Allocate the state, with the medians of the bases as levels, once."""
         if self.state:
             return
         kept, size = self._options.levels, self._options.levels + self._options.candidates
@@ -62,8 +62,8 @@ class LearnableCurriculum(Curriculum):
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw a level for each copy.
 
-        Of the noise, `[num_envs, d + 1]`, the last column chooses the level, the others are for evaluations. The source
-        is the row of the table where the round is open, else -1.
+        The last column of the noise, `[num_envs, d + 1]`, chooses the level; the others are for evaluations. The source
+        is the level's row of the table if a round of the training is open, else -1.
         """
         state, options = self.state, self._options
         uniform, kept_prob = noise[:, -1], options.level_share
@@ -81,7 +81,7 @@ class LearnableCurriculum(Curriculum):
 
     @torch.no_grad()
     def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
-        """Count a horizon's episodes, and where the round is over score all levels, keep the best and draw others."""
+        """Count a horizon's episodes; if the round is over, score all levels, keep the best and draw new candidates."""
         state, options = self.state, self._options
         self._count(episodes)
         kept, new = options.levels, options.candidates
@@ -114,7 +114,7 @@ class LearnableCurriculum(Curriculum):
             self.state[name].index_add_(0, rows, value)
 
     def learnability(self) -> Tensor:
-        """Estimate p (1 - p) of each level without bias, float64 `[T]`; with less than two episodes as it was."""
+        """Estimate p (1 - p) of each level without bias, float64 `[T]`; below two episodes, keep the old score."""
         count = self.state["count"].to(torch.float64)
         mean, square = (
             self.state[name].to(torch.float64) / _PARTS / count.clamp(min=1) for name in ("total", "squares")
@@ -146,11 +146,11 @@ class Learnable(MovingDistribution):
             "masspole": Learnable(LogUniform(0.05, 1.0), threshold=400),
         }
 
-    p is a level's probability of success: of a return of at least `threshold`, or the mean of the returns as a share
-    of the way between two `bounds`. A table has the `levels` that are kept and `candidates` drawn from the bases. A
-    share rho of the episodes is played on kept levels, each in proportion to its learnability, the others on
-    candidates. When the candidates have had `episodes` episodes each on average, all levels are scored, the best are
-    kept, and there are new candidates.
+    p is a level's probability of success, a return of at least `threshold`; or its mean success, where an episode's
+    success is its return rescaled from `bounds` to [0, 1]. A table has `levels` kept levels and `candidates` drawn
+    from the bases. A share rho of the episodes is played on kept levels, each in proportion to its learnability, the
+    others on candidates. When the candidates have had `episodes` episodes each on average, all levels are scored, the
+    best are kept, and new candidates are drawn.
 
     With n episodes, of which the share of successes is p' and its sample variance v, a level's score is
 
@@ -171,8 +171,8 @@ class Learnable(MovingDistribution):
         base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
         metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
         threshold: An episode succeeds where the metric is at least this.
-        bounds: (worst, best): the success of an episode is the metric's share of the way, in [0, 1]. One of the two is
-            given.
+        bounds: (worst, best): the success of an episode is its metric, rescaled to [0, 1] and clipped. Give either
+            `threshold` or `bounds`.
         levels: How many levels are kept.
         candidates: How many are drawn from the bases in each round.
         episodes: Episodes of a candidate in a round, on average; at least 2.
@@ -222,7 +222,7 @@ class Learnable(MovingDistribution):
         self.base.prepare(device)
 
     def clipped(self, low: float, high: float) -> Learnable:
-        """Return the same with the base as it is within a parameter's bounds."""
+        """Return the same with the base limited to a parameter's bounds."""
         return dataclasses.replace(self, base=self.base.clipped(low, high))
 
     def draw(self, noise: Tensor) -> Tensor:

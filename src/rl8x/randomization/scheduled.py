@@ -22,7 +22,7 @@ _POINTS: Final = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PerCopy(ParameterDistribution):
-    """Give copy i the i-th of `values`, or all copies the only one: a number or a list as a distribution."""
+    """A number or a list as a distribution: copy i gets the i-th of `values`, or all copies get the only one."""
 
     kind: ClassVar[str] = "per_copy"
     values: tuple[float, ...]
@@ -39,18 +39,18 @@ class PerCopy(ParameterDistribution):
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the one that has these values."""
+        """Make the distribution with these values."""
         return cls(tuple(numbers))
 
     def __repr__(self) -> str:
-        """Write the number, or the list."""
+        """Return the number, or the list, as text."""
         return repr(self.values[0] if len(self.values) == 1 else list(self.values))
 
     @classmethod
     def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
         """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`, whatever the noise."""
         values: Tensor = torch.as_tensor(numbers, dtype=torch.float32, device=noise.device).expand(len(noise))
-        return values.clone()  # a carry must not share memory with what moves
+        return values.clone()  # a carry must not share memory with a curriculum
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,15 +60,15 @@ class Scheduled(MovingDistribution):
         env_config={"length": Scheduled([(0, Uniform(0.45, 0.55)), (1_000_000, Uniform(0.1, 1.0))])}
         env_config={"length": Scheduled([(100, 0.5), (450, 1.0)], by="eval/returns/mean", goes_back=False)}
 
-    It moves before each collect. Until the metric is measured it is the first point's.
+    It moves before each collect. Until the metric is measured, it is the distribution of the first point.
 
     Args:
-        points: (value of the metric, distribution) pairs with increasing values. The distributions are of one kind, a
-            `Choice` with as many values in each; a number stands for itself.
-        by: The metric, such as `env/steps` or `eval/returns/mean`; as it is before the collect.
-        interpolation: `"interp"` has each number of the distribution go in a straight line from point to point,
-            `"step"` holds each distribution until the next point. Before the first and after the last they are held.
-        goes_back: Whether it goes back where the metric falls again; if not, the largest value so far counts.
+        points: (value of the metric, distribution) pairs with increasing values. All distributions are of one kind,
+            and a `Choice` has as many values in each; a number is a constant.
+        by: The metric, such as `env/steps` or `eval/returns/mean`; its value before the collect counts.
+        interpolation: `"interp"` interpolates each number of the distribution linearly between points, `"step"` holds
+            each distribution until the next point. Before the first and after the last point, both hold it.
+        goes_back: Whether it goes back if the metric falls again; if not, the largest value so far counts.
     """
 
     kind: ClassVar[str] = "scheduled"
@@ -130,7 +130,7 @@ class Scheduled(MovingDistribution):
         return self.at(None).draw(noise)
 
     def clipped(self, low: float, high: float) -> Scheduled:
-        """Return the same with all distributions as they are within a parameter's bounds."""
+        """Return the same with all distributions limited to a parameter's bounds."""
         points = tuple((x, distribution.clipped(low, high)) for x, distribution in self.points)
         return dataclasses.replace(self, points=points)
 
@@ -155,9 +155,9 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
 
 
 class NumbersCurriculum(Curriculum):
-    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function gave last.
+    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function returned last.
 
-    It draws from `now`; of a schedule `_at` is the value of the metric that counts, None before it was measured.
+    It draws from `now`. For a schedule, `_at` is the value of the metric that counts, None until it is measured.
     """
 
     def __init__(self, members: Mapping[str, ParameterDistribution]) -> None:
@@ -170,12 +170,12 @@ class NumbersCurriculum(Curriculum):
             self.key = json.dumps([self.label, self.now.kind, len(self.now.drawn_by)])
 
     def allocate_state(self, device: torch.device) -> None:
-        """Make the tensor of numbers, once."""
+        """Allocate the tensor of numbers, once."""
         if not self.state:
             self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
 
     def _move(self, now: ParameterDistribution) -> None:
-        """Write the numbers of a distribution to where programs read them."""
+        """Make a distribution the present one and write its numbers to the tensor that programs read."""
         self.now = now
         self.state["numbers"].copy_(torch.tensor(now.drawn_by, dtype=torch.float32))
 
@@ -196,7 +196,7 @@ class NumbersCurriculum(Curriculum):
             self._move(schedule.at(self._at))
 
     def update_from_config(self, configured: Curriculum) -> None:
-        """Draw from now on from the distribution that a function gave."""
+        """From now on, draw from the distribution that a function returned."""
         (member,) = configured.members.values()
         if self._schedule is None and member != self.now:
             self._move(member)
@@ -206,11 +206,11 @@ class NumbersCurriculum(Curriculum):
         return {self._name: self.now}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the value of the metric that a schedule is at; what a function gave is in the configuration."""
+        """Return a schedule's value of the metric; a function's distributions are in the configuration."""
         return {"begun": self.begun, "at": self._at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore the state of `state_dict`."""
         self.begun, self._at = bool(state["begun"]), state["at"]
         self._move(self._schedule.at(self._at) if self._schedule else self.now)
 
