@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 class Dataset(Rows):
     """Recorded transitions with a replay's `size`, `sample` and `gather`; `load` and `from_tensors` make one.
 
-    Where no `next_obs` is recorded, it is the next row's `obs`. What a truncated step led to is then not known, nor
-    what the last row led to: those rows are left out, and the row before each bootstraps from their `obs`.
+    If no `next_obs` is recorded, it is the next row's `obs`. The observations after a truncated step and after the last
+    row are then unknown: those rows are left out, and the row before each bootstraps from the left-out row's `obs`.
 
     Args:
         transitions: By name, each `[rows, ...]`, in the order in which they were made, episode after episode. Floats
-            become float32, whole numbers what their space has; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
+            become float32, whole numbers their space's type; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
         device: Where batches are made.
-        gaps: Treatment of a row that ends no episode and is not followed by the row that it led to: "refuse" it, or
+        gaps: Treatment of a row that ends no episode but whose `next_obs` is not the next row's `obs`: "refuse" it, or
             "truncate" the episode there, as for rows in any order.
-        observation_space: Space of one observation; None where it is not known, as an algorithm needs it.
+        observation_space: Space of one observation; None if it is not known, but algorithms need it.
         action_space: Space of one action, likewise.
 
     Attributes:
-        size: Rows that are drawn.
-        transitions: The rows as they were checked, by name, where they were given: not on `device`.
-        episode_returns: Sum of the rewards of each episode that ends, `[episodes]`, with those of rows left out.
+        size: Number of rows that can be drawn.
+        transitions: The checked rows, by name, on the device of the given tensors, not on `device`.
+        episode_returns: Sum of the rewards of each episode that ends, `[episodes]`, including rows that are left out.
 
     Raises:
-        ValueError: If something is wrong with them; it says what, and in which row.
+        ValueError: If the transitions are not valid; the message names the problem and the row.
     """
 
     _missing = "gather from what `prepared(n, gamma)` returns: returns depend on them."
@@ -155,7 +155,7 @@ class Dataset(Rows):
         """Create a data set from one of Minari's.
 
         Args:
-            source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
+            source: Its id, or a `MinariDataset`: an object with `iterate_episodes()`.
             device: Where batches are made.
             options: `gaps`, `observation_space` and `action_space` of the class.
 
@@ -177,8 +177,8 @@ class Dataset(Rows):
             path: The folder.
 
         Raises:
-            FileExistsError: If there is something.
-            ValueError: If the disk refuses.
+            FileExistsError: If the path exists.
+            ValueError: If the folder cannot be written.
         """
         path = Path(path)
         if path.exists():
@@ -237,17 +237,17 @@ class Dataset(Rows):
             returns_t   = sum_{j < m} gamma^j r_{t+j}
             discounts_t = gamma^m (1 - terminated_{t+m-1})
 
-        m is n, or fewer steps where an episode ends. The last row bootstraps from its `next_obs` where its episode goes
-        on.
+        m is n, or fewer steps if an episode ends. If its episode continues, the last row bootstraps from its
+        `next_obs`.
 
         Args:
             n: Steps of a return, at least 1.
             gamma: Discount of a step, in [0, 1].
-            device: Where the rows go; None: the data set's.
-            next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
-                is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
-                with the step before it, whose `next_obs` is that step's `obs`. Rows that terminated hold their own
-                action, which counts for nothing, as their discount is 0.
+            device: Device of the rows; None: the data set's.
+            next_actions: Whether rows hold the recorded action on `next_obs` too. For the last step of a truncated or
+                unfinished episode none is recorded: that step makes no row, and returns end with the step before it,
+                whose `next_obs` is the last step's `obs`. Rows that terminated hold their own action, which has no
+                effect, as their discount is 0.
 
         Raises:
             ValueError: If a number is out of its range, or next actions are asked for and no row has one.
@@ -285,7 +285,7 @@ class Dataset(Rows):
 
         Args:
             random: The mean return of a random policy.
-            expert: That of an expert.
+            expert: The mean return of an expert.
         """
         return normalized_score(self.episode_returns.mean().item(), random, expert)
 
@@ -295,8 +295,8 @@ def normalized_score(value: float, random: float, expert: float) -> float:
 
     Args:
         value: The mean return.
-        random: That of a random policy.
-        expert: That of an expert.
+        random: The mean return of a random policy.
+        expert: The mean return of an expert.
 
     Source: Fu et al. 2020, arXiv:2004.07219, section 5.
     """
@@ -312,12 +312,12 @@ _NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, whe
 
 
 def _first(wrong: Tensor) -> int:
-    """Return the first row of which something is wrong, of `[rows, ...]`."""
+    """Return the index of the first row with a true element of `wrong`, `[rows, ...]`."""
     return int(wrong.reshape(len(wrong), -1).any(1).to(torch.uint8).argmax())
 
 
 def _checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return transitions in the dtypes that are stored, or raise `ValueError` with the first thing that is wrong."""
+    """Return transitions in the dtypes that are stored; raise `ValueError` for the first problem."""
     parts = dict.fromkeys(name.split("/", 1)[0] for name in transitions)
     legal = (keys.OBS, keys.ACTIONS, keys.REWARDS, *_FLAGS, keys.NEXT_OBS)
     missing = [name for name in legal[:-1] if name not in parts]
@@ -361,7 +361,7 @@ def _checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_space: Any) -> None:
-    """Raise if an action is illegal by the mask of its observation: it has no value and no log-probability."""
+    """Raise if an observation's mask forbids its action, which thus has no value and no log-probability."""
     seen = observation_space.spaces if isinstance(observation_space, gymnasium.spaces.Dict) else {}
     if keys.ACTION_MASK not in seen or action_space is None:
         return
@@ -378,7 +378,7 @@ def _check_legal(rows: Mapping[str, Tensor], observation_space: Any, action_spac
 
 
 def _warn_of_far_actions(rows: Mapping[str, Tensor], action_space: Any) -> None:
-    """Warn of actions out of the bounds of their `Box`, in which an environment may have clipped them."""
+    """Warn of actions out of the bounds of their `Box`, to which an environment may have clipped them."""
     for path, leaf in [] if action_space is None else leaves(action_space):
         if not isinstance(leaf, gymnasium.spaces.Box):
             continue

@@ -32,12 +32,12 @@ _D4RL: Final = {
 
 FILE: Final = "transitions.safetensors"
 SPACES: Final = ("observation_space", "action_space")
-# The tensor of a data set's file that has the returns of episodes.
+# The name of the tensor with the returns of episodes in a data set's file.
 _RETURNS: Final = "episode_returns"
 
 
 def write_folder(folder: Path, rows: Mapping[str, Tensor], returns: Tensor, spaces: Mapping[str, Any]) -> None:
-    """Write a data set and its digest: rows, the returns of episodes, of which rows may be missing, and its spaces."""
+    """Write a data set and its digest: rows, returns of episodes, some of whose rows may be missing, and spaces."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -52,7 +52,7 @@ def write_folder(folder: Path, rows: Mapping[str, Tensor], returns: Tensor, spac
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Open the file of a data set, which is mapped into memory; give its spaces too, by the names of `SPACES`."""
+    """Map the file of a data set into memory; yield it, and the data set's spaces by the names of `SPACES`."""
     from safetensors import safe_open
 
     with (
@@ -130,7 +130,7 @@ def read_minari(source: Any) -> tuple[Any, list[dict[str, Tensor]]]:
 
 
 def _check_minari(folder: Path) -> None:
-    """Refuse a data set of Minari's whose metadata, or whose file of HDF5, is not as Minari writes them."""
+    """Raise an error if the metadata or the HDF5 file of a Minari data set are not as Minari writes them."""
     metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     for name in SPACES:
         # Without them Minari makes the environment that the metadata name, which runs its code.
@@ -150,7 +150,7 @@ def _check_minari(folder: Path) -> None:
 
 
 def _minaris_space(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space as Minari's metadata have it in the form of `space_to_plain`."""
+    """Convert a space from the form of Minari's metadata to that of `space_to_plain`."""
     parts = data.get("subspaces", {})
     items = list(parts.items() if isinstance(parts, dict) else enumerate(parts))
     return {
@@ -183,18 +183,18 @@ def transitions_of(episode: Any) -> dict[str, Tensor]:
     }
 
 
-# For whole numbers that torch hardly computes with, a type that holds them all.
+# For types of whole numbers that torch hardly supports, a type that holds all their numbers.
 _WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
 
 
 @contextlib.contextmanager
 def refused_if_damaged(what: str) -> Iterator[None]:
-    """Say in one line that a file cannot be read, whatever goes wrong within the context."""
+    """Turn an exception of the context, but no `ImportError`, into a `ValueError` of one line about a file."""
     try:
         yield
     except ImportError:
         raise
-    except Exception as error:  # of damaged files h5py, and Minari with it, raise nearly everything there is
+    except Exception as error:  # h5py, and so Minari, raises almost any exception for damaged files
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ValueError(f"{what}, or damaged: {reason:.300}.") from None
 
@@ -202,7 +202,7 @@ def refused_if_damaged(what: str) -> Iterator[None]:
 def _held_arrays(
     group: Any, names: Collection[str] | None = None, above: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of an HDF5 file by path, or those of some names at its top; refuse what it does not hold."""
+    """Yield an HDF5 file's arrays by path, or those of `names` at its top; raise for links and missing data."""
     import h5py
 
     seen = set() if seen is None else seen
@@ -232,7 +232,7 @@ def _held_arrays(
 
 
 def _is_whole(array: Any) -> bool:
-    """Return whether each part of an array is in the file, and is whole where no filter made it smaller."""
+    """Return whether each chunk of an array is in the file, at its full size if no filter compressed it."""
     if array.chunks is None:
         return bool(array.id.get_storage_size() >= array.nbytes)
     starts = [range(0, size, chunk) for size, chunk in zip(array.shape, array.chunks, strict=True)]

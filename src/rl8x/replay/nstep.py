@@ -24,8 +24,8 @@ class NStep:
         discounts_t = gamma^m (1 - terminated_{t+m-1})
         next_obs_t  = the observation that step t + m - 1 led to, before any reset
 
-    m is n, or fewer steps where an episode ends with step t + m - 1, or a gap or a masked step follows it. The last
-    n - 1 slots of a horizon wait for the next one, so that each gives as many rows as it has steps, from the second on.
+    m is n, or fewer steps if an episode ends with step t + m - 1, or a gap or a masked step follows it. The last n - 1
+    slots of a horizon wait for the next one, so that from the second on, each horizon makes as many rows as steps.
 
     Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
@@ -41,7 +41,7 @@ class NStep:
         self._waiting: dict[str, Tensor] = {}
 
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
-        """Make rows of pending slots and of a horizon's, except its last n - 1, which become pending."""
+        """Make rows of the pending slots and a horizon's slots, except its last n - 1, which become pending."""
         names, length = tuple(rollout_tensors), horizon
         block = {name: rollout_tensors[name] for name in names_of(names, *_READ)}
         if self._waiting:
@@ -54,7 +54,7 @@ class NStep:
         return self._complete(block, complete) if complete else {}
 
     def cut(self) -> None:
-        """Cut pending returns at the last step given, because of a reset since: they bootstrap from what it led to."""
+        """Cut pending returns at the last step, before a reset: they bootstrap from that step's `next_obs`."""
         if self._waiting:
             self._waiting[keys.TRUNCATED][-1] = True
 
@@ -66,7 +66,7 @@ class NStep:
         following = {name: block[name] for name in names_of(tuple(block), keys.NEXT_OBS, keys.NEXT_ACTIONS)}
         if last is None:
             rows |= following
-        # Of one slot by one operator, which a step of one copy spares the time of two.
+        # A single slot takes one operator instead of two, which saves time in a step of one copy.
         rows = {name: tensor[0] if complete == 1 else tensor[:complete].flatten(0, 1) for name, tensor in rows.items()}
         if last is not None:
             rows |= {name: tensor.flatten(0, 1)[last.flatten()] for name, tensor in following.items()}
@@ -78,7 +78,7 @@ class NStep:
     def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return sums of rewards, discounts, and the flat index of each sum's last step, `[complete, num_envs]`.
 
-        Those of one step are of the whole block, and in place of the index, which is the slot itself, there is None.
+        For n = 1, sums and discounts are of the whole block, and the index, which is the slot itself, is None.
         """
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
         if self.n == 1:

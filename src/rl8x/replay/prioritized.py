@@ -1,7 +1,7 @@
 """A replay that samples rows by priority: more often, the larger their last temporal-difference errors.
 
-Priorities lie in blocks of 64, whose sums are kept in float64: a draw is found by these and then in its block, without
-a tree and without a look from the host.
+Priorities are in blocks of 64, whose sums are kept in float64: a draw searches the sums and then one block, without a
+tree and without a host sync.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PrioritizedReplay(Replay):
 
         P(i) = p_i^alpha / sum_k p_k^alpha,    p_i = |delta_i| + epsilon
 
-    A new row has the largest p of all that there were so far, 1 at first, so that it is seen at least about once.
+    A new row gets the largest p so far, initially 1, so that it is likely drawn at least once.
 
     Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional) and algorithm 1.
     """
@@ -50,7 +50,7 @@ class PrioritizedReplay(Replay):
         self._powers = torch.zeros(num_blocks, _BLOCK, device=self.device)
         self._sums = torch.zeros(num_blocks, dtype=torch.float64, device=self.device)
         self._max = torch.ones((), device=self.device)
-        # Of each update since `begin_updates`: its rows, what priorities they had, and the largest of all.
+        # For each update since `begin_updates`: its rows, and their powers and the largest power before it.
         self._replaced: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class PrioritizedReplay(Replay):
 
     @torch.no_grad()
     def update(self, index: Tensor, errors: Tensor) -> None:
-        """Give rows the priorities of their last errors."""
+        """Set the priorities of rows by their last errors."""
         flat = index.reshape(-1)
         if self._replaced is not None:
             self._replaced.append((flat, self._powers.view(-1)[flat], self._max.clone()))
@@ -100,12 +100,12 @@ class PrioritizedReplay(Replay):
         self._sum_blocks_of(flat)
 
     def begin_updates(self) -> None:
-        """Have `undo_updates` take back the updates from here on."""
+        """Record the updates from here on, for `undo_updates`."""
         self._replaced = []
 
     @torch.no_grad()
     def undo_updates(self) -> None:
-        """Take back all updates since `begin_updates`, whose errors were of weights that are no more."""
+        """Undo all updates since `begin_updates`, whose errors came from weights that were discarded."""
         while self._replaced:
             flat, powers, largest = self._replaced.pop()
             self._powers.view(-1)[flat] = powers
@@ -125,7 +125,7 @@ class PrioritizedReplay(Replay):
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore rows and priorities of a state, with this `alpha`; rows of a plain `Replay` get equal priorities."""
-        powers = state["powers"].clone() if "powers" in state else None  # it may be what is zeroed now
+        powers = state["powers"].clone() if "powers" in state else None  # it may share memory with what is zeroed
         sums = state["sums"].clone() if "sums" in state else None
         self._powers.zero_()
         self._sums.zero_()

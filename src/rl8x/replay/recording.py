@@ -22,13 +22,13 @@ from rl8x.replay.dataset import Dataset
 from rl8x.spaces import only_legal, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree, is_part, unflatten_tree
 
-# Where an episode ended by itself, beside `truncated`, which the end of the recording sets too.
+# Where an episode really ended; the end of the recording sets `truncated` too.
 _ENDED: Final = "ended"
 _ID: Final = re.compile(r"[-_\w][-_\w/]*[-_\w]+/[-_\w]+-v\d+", re.ASCII)
 
 
 class Recording(NamedTuple):
-    """Transitions, one copy's after the other's, and the returns of episodes that ended in them, of a team together."""
+    """Transitions, in the order of copies, and the returns of episodes that ended in them, for a team the team's."""
 
     dataset: Dataset
     returns: Tensor
@@ -45,10 +45,10 @@ def record(
     seed: int = 0,
     env_config: Mapping[str, Any] | None = None,
 ) -> Recording:
-    """Reset an environment, step a policy in it, or with None random actions, and keep so many transitions.
+    """Reset an environment, step a policy in it, or random actions with None, and keep `transitions` transitions.
 
-    Where the recording of a copy ends in the middle of an episode, that is marked as truncated. The share `epsilon` of
-    actions is drawn from the action space; the others are samples or, `deterministic`, the most likely ones.
+    If a copy's recording ends within an episode, the episode is marked as truncated. The share `epsilon` of actions is
+    drawn from the action space; the others are samples of the policy or, if `deterministic`, its most likely actions.
     """
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
@@ -102,7 +102,7 @@ def record(
 
 
 def _drawn(obs: Any, env: Env) -> Any:
-    """Draw actions `[num_envs, *action]` from the action space, of those that a mask allows."""
+    """Draw actions `[num_envs, *action]` from the action space, legal ones if there is a mask."""
     drawn = tree_of(env.action_space.sample(), lambda part: torch.as_tensor(part, device=env.device))
     if isinstance(obs, Mapping) and keys.ACTION_MASK in obs:
         drawn = only_legal(drawn, obs[keys.ACTION_MASK], env.single_action_space)
@@ -110,7 +110,7 @@ def _drawn(obs: Any, env: Env) -> Any:
 
 
 def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
-    """Return so many rows of slots `[steps, num_envs, ...]`, one copy's after the other's, about as many of each."""
+    """Return the first `transitions` rows by time of slots `[steps, num_envs, ...]`, in the order of copies."""
     valid = slots.pop(keys.VALID)
     order = valid.cumsum(1) + torch.cat([valid.new_zeros(1, dtype=torch.int64), valid.sum(1).cumsum(0)[:-1]])[:, None]
     kept = (valid & (order <= transitions)).T  # the first ones by time, [num_envs, steps]
@@ -125,7 +125,7 @@ def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
 
 
 def check_new_id(name: str) -> None:
-    """Raise if a data set cannot be written under an id."""
+    """Raise `ValueError` if a data set cannot be written under a Minari id."""
     if not _ID.fullmatch(name):
         raise ValueError(
             "an id of Minari's is NAMESPACE/NAME-vNUMBER, of letters, digits, - and _, at least two in NAMESPACE, such "
@@ -136,7 +136,7 @@ def check_new_id(name: str) -> None:
 
 
 def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
-    """Write a data set, whole or not at all, under an id of Minari's; images are stored as they are, not as JPEG."""
+    """Write a data set atomically under a Minari id; images are stored without loss, not as JPEG."""
     check_new_id(name)
     import minari
     from minari.data_collector import EpisodeBuffer
@@ -144,7 +144,7 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
     from minari.namespace import create_namespace, list_local_namespaces
 
     spaces = dataset.observation_space, dataset.action_space
-    # Beside it, in a hidden folder, which Minari does not list.
+    # A hidden folder next to it, which Minari does not list.
     beside = _root() / f".rl8x-{os.getpid()}"
     try:
         (beside / "data").mkdir(parents=True)

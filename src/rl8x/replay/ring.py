@@ -46,8 +46,8 @@ def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
 class Columns:
     """Rows in one tensor per dtype, so that a batch is one `index_select` of each.
 
-    Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
-    image, is a tensor of its own, `[capacity, *shape]`.
+    Scalars and vectors of one dtype are side by side in one matrix `[capacity, width]`; a column with more axes, such
+    as an image, has its own tensor, `[capacity, *shape]`.
     """
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device, path: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class Columns:
             torch.cat([part.to(tensor.device) for part in parts], 1, out=tensor[slots])
 
     def gather(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """Return copies of rows on a device, laid out as `tensors`, each `[*index, *row]`, given where they are."""
+        """Return copies of the rows at `index`, on a device, laid out as `tensors`, each `[*index, *row]`."""
         flat, gathered = index.reshape(-1), {}
         for key, tensor in self.tensors.items():
             rows = tensor.index_select(0, flat.to(tensor.device)).to(device)
@@ -89,7 +89,7 @@ class Columns:
         return gathered
 
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
+        """Return views by column name, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
         views = {}
         for name, (key, place) in self._places.items():
             tensor = tensors[key]
@@ -102,20 +102,20 @@ class Columns:
 
 
 class Rows:
-    """Rows to sample from: those of a replay, or of a data set; `size` of them are drawn, on the `device`."""
+    """Rows to sample from, of a replay or a data set: `size` rows can be drawn, and batches are on `device`."""
 
     size: int
     device: torch.device
     _missing: ClassVar[str]
-    """What is wrong where there are no rows yet."""
+    """The error message if there are no rows yet."""
     stored: Columns | None = None
 
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement; return where they are, int64 `[count, batch]`.
+        """Draw rows uniformly, with replacement; return their indices, int64 `[count, batch]`.
 
         Args:
             count: Batches.
-            batch: Rows of each.
+            batch: Rows of each batch.
             generator: Source of the draws, on the device.
         """
         if not self.size:
@@ -126,13 +126,13 @@ class Rows:
         """Return copies of rows by name, each `[*index, ...]`; vectors of one dtype share a tensor.
 
         Args:
-            index: Where they are, int64 `[*index]`.
+            index: Their indices, int64 `[*index]`.
         """
         return self.columns.views(self.columns.gather(index, self.device))
 
     @property
     def columns(self) -> Columns:
-        """Where the rows are; a RuntimeError if there are none."""
+        """The columns that hold the rows; raise `RuntimeError` if there are none."""
         if self.stored is None:
             raise RuntimeError(self._missing)
         return self.stored
@@ -159,7 +159,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
-    """Map a new file `[*shape]` of a folder into memory, unlinked at once: none is shared, or left behind."""
+    """Map a new file of a folder into memory as `[*shape]`; unlink it at once, so it is not shared or left behind."""
     size = math.prod(shape)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
         ) from error
 
 
-# Such a name becomes that of a file: nothing in it leads anywhere.
+# A segment's name becomes a file name, so it must not contain a path.
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
 _ROWS: Final = 32_768
 
@@ -188,7 +188,7 @@ Content: TypeAlias = dict[str, Tensor]
 
 
 class Segment:
-    """A piece of a state that never changes under its name."""
+    """A named piece of a state; the content of a name never changes."""
 
     def __init__(self, name: str, content: Callable[[], Content]) -> None:
         if not is_segment_name(name):
@@ -198,7 +198,7 @@ class Segment:
 
 
 def is_segment_name(name: object) -> bool:
-    """Whether something is a text that a segment can have as its name."""
+    """Whether a value is a legal name of a segment."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -211,7 +211,7 @@ class Piece(NamedTuple):
 
 
 def segment_rows(row_bytes: int) -> int:
-    """Return the number of rows of a full segment, a power of two: 32,768, or fewer where these are above 8 MB."""
+    """Return the number of rows of a full segment, a power of two: 32,768, or fewer if those exceed 8 MB."""
     rows = _ROWS
     while rows > 1 and rows * row_bytes > 8_000_000:
         rows //= 2
@@ -228,7 +228,7 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
 
 
 class Replay(Rows):
-    """The most recently appended rows; allocated at the first `append`. `total` counts all that ever were."""
+    """The most recently appended rows, in memory allocated at the first `append`; `total` counts all appended rows."""
 
     _missing = "a replay without rows cannot be sampled from; append some before."
 
@@ -245,7 +245,7 @@ class Replay(Rows):
         self._divide([])
 
     def _divide(self, pieces: list[Piece]) -> None:
-        """Take these pieces for those of the rows; new ones get names that no other replay gives."""
+        """Set the pieces of the rows; new pieces will get names that no other replay uses."""
         self._pieces, self._key = pieces, uuid.uuid4().hex
 
     @property
@@ -296,7 +296,7 @@ class Replay(Rows):
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows in segments, to be read before more are appended; a copy lasts (`checkpoint.tree.clone`)."""
+        """Return the rows in segments; read, or clone (`checkpoint.tree.clone`), them before appending more rows."""
         spec = {} if self.stored is None else self.stored.spec
         return {
             "capacity": self.capacity,
@@ -313,7 +313,7 @@ class Replay(Rows):
     def _current_pieces(self, length: int) -> list[Piece]:
         """Return the pieces of the rows; full ones, which end at multiples of `length`, never change.
 
-        So a checkpoint costs the rows that are new since the one before, and at most one piece besides.
+        So a checkpoint writes the rows added since the previous one, and at most one further piece.
         """
         pieces = [piece for piece in self._pieces if piece.last > self.oldest]
         if pieces and pieces[-1].last < self.total and pieces[-1].last % length:
@@ -340,7 +340,7 @@ class Replay(Rows):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore rows, the newest if there are too many; with the same capacity each comes to where it was."""
+        """Restore rows, only the newest if there are too many; with the same capacity, each keeps its slot."""
         spec = spec_from_plain(state["columns"])
         if self.stored is not None and spec and list(spec.items()) != list(self.stored.spec.items()):
             raise ValueError(f"a row of this replay holds {shown(self.stored.spec)}; the state's {shown(spec)}.")
