@@ -66,7 +66,7 @@ class Collector:
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> bool:
-        """Request the compilation of a horizon's program ahead; return False if it is not known before a reset."""
+        """Request the compilation of a horizon's program in advance; return False if it is not known before a reset."""
         stepper, carry = self.stepper, self.env.carry
         if not isinstance(stepper, CompiledStepper) or not stepper.compiles_env or self.cursor is None or carry is None:
             return False
@@ -78,7 +78,7 @@ class Collector:
 
     @torch.no_grad()
     def play(self, noises: Noises) -> Iterator[Transition]:
-        """Make a step for each pair of noise tensors, of which there is no end, and yield the transition."""
+        """Make a step for each pair of noise tensors, which never end, and yield the transition."""
         played = self.stepper.play(*self._start(), noises)
         while True:
             with self._reset_if_interrupted():
@@ -88,7 +88,7 @@ class Collector:
 
     @contextlib.contextmanager
     def _reset_if_interrupted(self) -> Iterator[None]:
-        """Reset before the next step if a simulator was interrupted: it is no longer where the cursor says."""
+        """Reset before the next step if a simulator was interrupted: its state no longer fits the cursor."""
         try:
             yield
         except BaseException:
@@ -97,7 +97,7 @@ class Collector:
             raise
 
     def noises(self, steps: int, *, deterministic: bool) -> Noises:
-        """Yield noise for `play` without end, drawn for so many `steps` at a time."""
+        """Yield noise for `play` without end, drawn for `steps` steps at a time."""
         while True:
             env_noise = self.env.noise(steps).unbind(0)
             none = itertools.repeat(None, steps)
@@ -105,7 +105,7 @@ class Collector:
             yield from zip(env_noise, noise, strict=True)
 
     def evaluate(self, horizon: int, *, deterministic: bool, cut: bool = False) -> Rollout:
-        """Run one horizon without keeping its observations, and return its rollout; `cut` if a reset follows."""
+        """Run one horizon without keeping its observations, and return its rollout; pass `cut` if a reset follows."""
         played = self.play(self.noises(horizon, deterministic=deterministic))
         rollout = Rollout(horizon, self.env.num_envs)
         for t, transition in enumerate(itertools.islice(played, horizon)):
@@ -122,12 +122,12 @@ class Collector:
         return self.env.carry, self.cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next horizon needs beside weights."""
+        """Return all state that the next horizon needs, except weights."""
         cursor = self.cursor and dict(zip(("obs", "starts", "state"), self.cursor, strict=True))
         return {"env": self.env.state_dict(), "generator": self.generator.get_state(), "cursor": cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Restore the state of `state_dict`."""
         self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"].cpu())
         # If the simulator's state cannot be restored, the next horizon begins with a reset.
@@ -151,7 +151,7 @@ class CompiledStepper(Stepper):
         super().__init__(*arguments, **options)
         self._eager = Stepper(*arguments, **options)
         self.compiles_env = self.env.capturable  # it is part of compiled or captured programs
-        # By the environment's key, None without it, and whether actions are the most likely ones.
+        # By the environment's key, or None for the policy alone, and whether actions are deterministic.
         self._programs: dict[tuple[Hashable, bool], TreeProgram] = {}
         self._horizons: dict[Hashable, Horizon] = {}
 
@@ -160,7 +160,7 @@ class CompiledStepper(Stepper):
         where = (carry, cursor, env_noise, policy_noise)
         if self._is_eager:
             return self._eager.step(*where)
-        # In a horizon that is captured the environment is too; by itself it is not worth a graph.
+        # A captured horizon includes the environment; in a single step, the environment is not worth a graph.
         whole = self.compiles_env and self.execution.target == "compile"
         key = self.env.program_key if whole else None, policy_noise is None
         if key not in self._programs:
@@ -222,7 +222,7 @@ class CompiledStepper(Stepper):
         named: dict[str, Tensor] = {}
         leave: Callable[[Any], None] = self._leave_env if self.execution.target == "graph" else self.execution.give_up
         try:
-            act(cursor, policy_noise)  # of an error here the environment is not the cause
+            act(cursor, policy_noise)  # the environment does not cause an error here
             leave = self._leave_env
             for _ in range(_TRIAL_STEPS):
                 drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)
@@ -250,7 +250,7 @@ class CompiledStepper(Stepper):
 
 
 class TreeProgram:
-    """A program, as `make` makes it, of a function of nested dicts and tuples of tensors, or None in fixed places."""
+    """A program, made by `make`, of a function of nested dicts and tuples of tensors, with None in fixed places."""
 
     def __init__(self, function: Callable[..., Any], make: Callable[[Program], Any]) -> None:
         self.function = function
@@ -273,14 +273,14 @@ class TreeProgram:
 
 
 class Horizon:
-    """Fills a rollout by a compiled loop over steps, whose items are slots of the rollout, which it writes in place.
+    """Fills a rollout by a compiled loop over steps; the loop's items are the rollout's slots, written in place.
 
     With a program for each step, compiled PPO on 16 x 128 steps of Pendulum is 12% slower (two Xeon cores, torch 2.13).
     """
 
     def __init__(self, stepper: CompiledStepper, written: Collection[str], rollout: Rollout, *where: Any) -> None:
         self.stepper = stepper
-        # Where the host may look, only truncated episodes' final observations are evaluated, after the loop.
+        # If host syncs are allowed, only truncated episodes' final observations are evaluated, after the loop.
         self._keeps_final = stepper.bootstrap is not None and stepper.picks_rows and stepper.truncates
         self._names = [name for name in written if name != keys.FINAL_VALUES or not stepper.picks_rows]
         carry, cursor, *_ = where
@@ -303,7 +303,7 @@ class Horizon:
             rollout.write_state(t, cursor.state)
             self._loop(*state, *[item[t : t + span] for item in items])
         if self._keeps_final:
-            # Of truncated episodes, at most as many at a time as one step may have, for which there is memory.
+            # Evaluate at most `num_envs` truncated episodes at a time, as in one step, for which there is memory.
             values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
             cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon].nonzero()
             for first in range(0, len(cut), rollout.num_envs):
@@ -313,13 +313,13 @@ class Horizon:
         return carry, cursor
 
     def _span(self, rollout: Rollout) -> int:
-        """Return the steps that a loop makes: between two loops the policy's state is stored, or reset."""
+        """Return the number of steps in a loop: between two loops the policy's state is stored, or reset."""
         return math.gcd(rollout.state_every, self.stepper.state_reset_every)
 
     def _arguments(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, *noises: Tensor
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return copies of carry and cursor, which the loop changes; its items; and those that are evaluated later."""
+        """Return copies of carry and cursor, which the loop changes; its items; and the items to evaluate later."""
         state = [tensor.clone() for tensor in flat_of((carry, cursor))[0]]
         slots = [rollout[name][: rollout.horizon] for name in self._names]
         like = flat_of((cursor.obs, cursor.state))[0] if self._keeps_final else []
@@ -327,7 +327,7 @@ class Horizon:
         return state, [*noises, *slots, *finals], finals
 
     def _step(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Make a step, write its slots and what is evaluated later, and update carry and cursor."""
+        """Make a step, write its slots and the inputs to evaluate later, and update carry and cursor."""
         stepper, size = self.stepper, self._num_state
         state, (noise, sampling, *items) = tensors[:size], tensors[size:]
         carry, before = self._carry_of(state)
@@ -339,8 +339,8 @@ class Horizon:
         values += flat_of((after.step.final_obs, after.act.state))[0] if self._keeps_final else []
         values += flat_of((after.carry, after.cursor))[0]
         targets = [*items, *state]
-        # What is written may share memory with the state, and so may the next state: in a history of frames each part
-        # is the previous value of another.
+        # Written values and the next state may share memory with the state: in a history of frames each part is the
+        # previous value of another.
         values = [new if new is target else new.clone() for target, new in zip(targets, values, strict=True)]
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)

@@ -1,4 +1,4 @@
-"""Whole episodes, one in each copy of an environment: of evaluations, studies and grids, films, and `rl8x play`."""
+"""Plays whole episodes, one in each copy of an environment, for evaluations, studies, grids, films and `rl8x play`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rl8x.rollouts.step import Noises, Transition
 MAX_STEPS: Final = 10_000
 """Steps after which episodes that have not ended are counted as they stand."""
 STEPS_PER_LOOK: Final = 16
-"""Steps between two looks at whether all episodes have ended: each look is a copy to the host."""
+"""Steps between two checks whether all episodes have ended: each check is a copy to the host."""
 _MAX_STEPS_SHOWN: Final = 1000
 _MAX_STEPS_WITHOUT_END: Final = 200
 
 
 class EpisodeRunner:
-    """Plays the first episode of each copy of an environment; those that end within some steps would be short ones.
+    """Plays the first episode of each copy of an environment; all that end within some steps would be short ones.
 
-    Steps run eagerly where no `execution` is given; without a `generator` actions have to be deterministic. Whether an
-    episode goes on is in `running`, its rewards so far in `returns`, and its steps in `lengths`, `[num_envs]` each.
+    Steps run eagerly if no `execution` is given; without a `generator`, actions have to be deterministic. `running` has
+    whether an episode continues, `returns` its rewards so far, and `lengths` its steps, `[num_envs]` each.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EpisodeRunner:
         self.env = env
 
     def begin(self, env_config: Any = None, *, seed: int | None = None, noises: Noises | None = None) -> None:
-        """Reset all copies, by the first of some `noises` where they are given."""
+        """Reset all copies, by the first of the `noises` if they are given."""
         env = self.env
         self.collector.reset(env_config, seed=seed, noise=None if noises is None else next(noises)[0])
         self.running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -65,9 +65,9 @@ class EpisodeRunner:
         steps_per_look: int = STEPS_PER_LOOK,
         awaited: int | None = None,
     ) -> Iterator[tuple[Transition, Tensor]]:
-        """Step until the first episodes, of the `awaited` first copies or of all, have ended; yield transitions.
+        """Step until the first episodes of the first `awaited` copies, or of all, have ended; yield transitions.
 
-        With each come the copies in which it belongs to the first episode, `[num_envs]`, bool.
+        Each comes with a mask of the copies in which it belongs to the first episode, `[num_envs]`, bool.
         """
         noises = noises or self.collector.noises(steps_per_look, deterministic=deterministic)
         for t, transition in enumerate(itertools.islice(self.collector.play(noises), max_steps or MAX_STEPS), 1):
@@ -82,7 +82,7 @@ class EpisodeRunner:
 
     @property
     def by_copy(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`running`, `returns` and `lengths` of copies, `[copies]` each: of several agents, those that they share."""
+        """`running`, `returns` and `lengths` by copy, `[copies]` each; for several agents, those of the team."""
         team = self.env.team
         if team is None:
             return self.running, self.returns, self.lengths
@@ -102,9 +102,9 @@ def warn_of_cut(count: int, total: int, kind: str) -> bool:
 
 
 class Moment(NamedTuple):
-    """The copies at one time: of several agents, states and parameters of the first agent before those of others.
+    """The copies at one time; with several agents, rows of states and parameters are in the order of agents.
 
-    The `state` at the end of an episode is that before the reset, if the environment's physics are pure functions.
+    At the end of an episode, `state` is the state before the reset, if the environment's physics are pure functions.
     """
 
     state: Mapping[str, Tensor]
@@ -128,7 +128,8 @@ def play_episodes(
 ) -> Iterator[Moment]:
     """Play an episode in each copy, and yield the copies before the first action and after each.
 
-    It ends with those of the `awaited` first copies or of all, after `max_steps`, or after 1,000 (never ending: 200).
+    It stops when those of the first `awaited` copies or of all end, or after `max_steps`, by default 1,000 (200 if none
+    can end).
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)

@@ -19,7 +19,7 @@ from rl8x.rollouts.step import under
 
 Number = float | int | Tensor
 Array = Tensor | NDArray[Any]
-"""Statistics are formulas of either: of a few numbers on the host, NumPy's operators take a fifth of torch's time."""
+"""Statistics take either: for a few numbers on the host, NumPy's operators take a fifth of torch's time."""
 
 _FEW: Final = 2**17
 
@@ -59,7 +59,7 @@ class Stats(Mapping[str, float]):
         return self._read, self._counts
 
     def read(self) -> dict[str, float]:
-        """Return what is reported."""
+        """Return the reported numbers by name."""
         return dict(self._reported)
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class Stats(Mapping[str, float]):
 
     @functools.cached_property
     def _reported(self) -> dict[str, float]:
-        """All numbers but unreported counts, and what counts of 0 gate."""
+        """All numbers, except unreported counts and numbers that counts of 0 gate."""
         numbers, counts = self.counted()
         empty = tuple(prefix for name, prefixes in counts.items() if not numbers[name] for prefix in prefixes)
         return {name: value for name, value in numbers.items() if not name.startswith(("_", *empty))}
@@ -136,7 +136,7 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
-    """Return tensors of the CPU, `[*]` each, as NumPy's arrays if they have few numbers."""
+    """Return CPU tensors, `[*]` each, as NumPy arrays if they have few numbers in all."""
     try:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     except TypeError:  # NumPy does not know bfloat16
@@ -147,7 +147,7 @@ def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
 def summary(values: Any, mask: Any = None) -> tuple[Any, Any, Any, Any]:
     """Return minimum, maximum, mean and standard deviation (over the count) of `values`, `[*]`, at least one; 0-d.
 
-    Under a `mask`, `[...]`, they are those along the last dimensions of values, as many as it has; NaN if none counts.
+    A `mask`, `[...]`, covers the last dimensions of `values`: they are reduced over its true elements; NaN without any.
     """
     values = _floats(values)
     if mask is not None:
@@ -226,7 +226,7 @@ def agent_means(team: Team, returns: Array, ended: Any) -> dict[str, Number]:
 
 
 def info_means(metrics: Mapping[str, Any], ended: Any) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
-    """Average an environment's own metrics, `[*]` each, over ended episodes that have one; returns those of `Stats`."""
+    """Average an environment's own metrics, `[*]` each, over ended episodes that have one; return values and counts."""
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
     for name, per_step in metrics.items():

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 Slot = Callable[["Cursor", Act, Step], dict[str, Tree]]
-"""Returns what a slot of a rollout holds of one step, by name: tensors `[num_envs, ...]`, or trees of them."""
+"""Returns the content of a rollout's slot from one step, by name: tensors `[num_envs, ...]`, or trees of them."""
 
 Bootstrap = Callable[[Tree, State, Tensor], Tensor]
 """Computes values `[rows]` of observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`."""
 
 Noises = Iterator[tuple[Tensor, Tensor | None]]
-"""For each step the environment's noise, `[num_envs, *]`, and that of sampling, None for deterministic actions."""
+"""The environment's noise of each step, `[num_envs, *]`, and the sampling noise, None for deterministic actions."""
 
 
 class Cursor(NamedTuple):
@@ -55,7 +55,7 @@ def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
 
 
 def outcome(step: Step) -> dict[str, Tree]:
-    """Return what statistics are made of, by name: tensors `[num_envs]`, or trees of them."""
+    """Return the parts of a step that statistics use, by name: tensors `[num_envs]`, or trees of them."""
     named: dict[str, Tree] = {
         keys.REWARDS: step.rewards,
         keys.TERMINATED: step.terminated,
@@ -83,7 +83,7 @@ def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
 
 
 def flat(named: Mapping[str, Tree], prefix: str = "") -> dict[str, Tensor]:
-    """Return the tensors of what a slot holds, each `[num_envs, ...]`, by the names that they have in a rollout."""
+    """Return the tensors of a slot's content, each `[num_envs, ...]`, by their names in a rollout."""
     tensors: dict[str, Tensor] = {}
     for name, tree in named.items():
         tensors |= {prefix + name: tree} if isinstance(tree, Tensor) else flat(tree, f"{prefix}{name}/")
@@ -95,7 +95,7 @@ class Stepper:
     """Steps a policy in an environment; the `slot` returns the tensors that a slot of a rollout holds.
 
     The `bootstrap` computes the values of observations where episodes are cut and after the last step; None stores
-    none. The policy's state is reset every `state_reset_every` steps, with 0 never.
+    none. The policy's state is reset every `state_reset_every` steps; 0 means never.
     """
 
     policy: Policy
@@ -136,7 +136,7 @@ class Stepper:
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
-        """Make a horizon's steps on noises `[horizon, num_envs, *]`, and write its slots; return what follows it."""
+        """Make a horizon's steps on noises `[horizon, num_envs, *]`, and write its slots; return carry and cursor."""
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), strict=True)
         for t, (before, after) in enumerate(self.play(carry, cursor, noises)):
             named = flat(self.slot(before, after.act, after.step))
@@ -149,7 +149,7 @@ class Stepper:
 
     @functools.cached_property
     def picks_rows(self) -> bool:
-        """Whether values may be computed of some rows alone: of agents with weights of their own the places count."""
+        """Whether values may be computed for some rows only; with separate weights per agent, row positions matter."""
         return self.execution.host_looks and self.policy.num_separate == 1
 
     def resets_state(self, t: int) -> bool:
@@ -196,7 +196,7 @@ class Stepper:
 class Rollout:
     """A time-major buffer of `horizon` steps of all copies; allocated at the first write, at fixed addresses.
 
-    The policy's state is stored every `state_every` slots, with None before the first alone.
+    The policy's state is stored every `state_every` slots; with None, only before the first.
     """
 
     def __init__(self, horizon: int, num_envs: int, *, state_every: int | None = None) -> None:
@@ -235,7 +235,7 @@ class Rollout:
             self.write_state(t, state)
 
     def tree(self, key: str, index: Any = slice(None)) -> Tree:
-        """Return a tree such as that of actions, with what `index` takes of each `[horizon + 1, num_envs, ...]`."""
+        """Return a tree, such as the actions, with `index` applied to each tensor `[horizon + 1, num_envs, ...]`."""
         names = names_of(tuple(self.tensors), key)
         tree: Tree = unflatten_tree(key, {name: self.tensors[name][index] for name in names})
         return tree
@@ -250,7 +250,7 @@ class Rollout:
             self.states[name][t // self.state_every].copy_(value)
 
     def truncate(self) -> None:
-        """Truncate the running episodes at the horizon's end, as a reset follows: what is final is the last slot's."""
+        """Truncate running episodes at the horizon's end, as a reset follows; their final data are the next slot's."""
         last = self.horizon - 1
         terminated, truncated = self.tensors[keys.TERMINATED][last], self.tensors[keys.TRUNCATED][last]
         running = ~(terminated | truncated)
@@ -271,6 +271,6 @@ class Rollout:
 
 
 def under(group: str, tensors: Mapping[str, Any], horizon: int) -> dict[str, Any]:
-    """Return the tensors of a group of keys, by their names without the prefix, their first `horizon` slots."""
+    """Return the first `horizon` slots of a group's tensors, by their names without the group's prefix."""
     prefix = f"{group}/"
     return {name.removeprefix(prefix): each[:horizon] for name, each in tensors.items() if name.startswith(prefix)}
