@@ -37,8 +37,8 @@ class Binding(ABC):
 
     Attributes:
         default: Its value if `env_config` does not set it; None keeps the simulator's own value.
-        low: The smallest legal value; by default 0, or -inf where the default is not positive.
-        high: The largest legal value; by default inf, or 0 where the default is negative.
+        low: The smallest legal value; by default 0, or -inf if the default is not positive.
+        high: The largest legal value; by default inf, or 0 if the default is negative.
         unit: Its unit, for example `kg`.
         description: Its meaning in a few words; by default the call that makes the binding.
     """
@@ -258,8 +258,7 @@ class Function(Binding):
 
     Attributes:
         function: Sets the value; with the default it must change nothing.
-        reads: Path of the attribute from which the default is read; by default, or for a bare function, the
-            parameter's own name.
+        reads: Path of the attribute from which the default is read; by default the parameter's own name.
     """
 
     kind: ClassVar[str] = "function"

@@ -164,7 +164,7 @@ def _named(name: str) -> Any:
 
 
 def _check_unwrapped(env: Any) -> None:
-    """Refuse an environment in a wrapper for training: its time limit would look like the task's own end."""
+    """Raise `TypeError` for an environment in a training wrapper, whose time limit would look like a termination."""
     inner = env
     while inner is not None:
         for cls in type(inner).__mro__:

@@ -121,7 +121,7 @@ class DrawsItself:
     """The part of an environment that draws and renders it."""
 
     render_fps: ClassVar[float] = 30.0
-    """Steps a second at which a film of it looks natural."""
+    """Steps a second of a film at natural speed."""
 
     carry: Carry | None
     team: Team | None
@@ -144,7 +144,7 @@ class DrawsItself:
         return type(self).draw is not DrawsItself.draw
 
     def render(self) -> Any:
-        """Return a picture of each copy as it is now, `[height, width, 3]`, uint8.
+        """Return a picture of the present state of each copy, `[height, width, 3]`, uint8.
 
         Raises:
             ValueError: If the class does not define `draw`.

@@ -1,4 +1,4 @@
-"""Checks of what users give to environments, and of what simulators return.
+"""Checks of the arguments that users give to environments, and of the results of simulators.
 
 Gymnasium's API has changed over the years, and the results of an older environment would only fail deep inside. So they
 are checked where they come in: for one copy when a policy is built for it, for all copies in the first step.
@@ -109,7 +109,7 @@ def check_restored(name: str, saved: Mapping[str, Tensor], made: Mapping[str, Te
         )
 
 
-# -- what simulators return
+# -- results of simulators
 
 
 def check_takes_seeds(env: Any) -> None:

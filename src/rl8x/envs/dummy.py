@@ -58,7 +58,7 @@ class DiscreteDummy(_Dummy):
     single_action_space = spaces.Discrete(2)
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Move by -1 (0) or by +1 (1), as actions `[num_envs]` say."""
+        """Move by -1 (0) or by +1 (1), by actions `[num_envs]`."""
         return self._moved(state, actions * 2 - 1)
 
 

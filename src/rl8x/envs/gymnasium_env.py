@@ -74,7 +74,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     Raises:
         TypeError: If `env` cannot make environments.
-        ValueError: If no such id is registered, an argument does not fit what was given, or a space has no tensor form.
+        ValueError: If no such id is registered, an argument does not fit `env`, or a space has no tensor form.
     """
 
     takes_render_mode: ClassVar[bool] = True

@@ -62,7 +62,7 @@ class MjlabEnv(SimulatorEnv):
         time_limit: By default the task's `episode_length_s`.
         metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
             `log/Episode_Reward/upright`.
-        groups: The groups of observations to take, where the task has them.
+        groups: The groups of observations to take, if the task has them.
         parameters: Parameters of `env_config`: names to an event term's name or `Event`, `ModelField`, `Scale` of
             one, or their plain forms.
 
@@ -271,7 +271,7 @@ class Events:
         return joined
 
     def _take_over(self, name: str, term: Any, called: str) -> str:
-        """Make an event set the parameter's value in place of what it would draw; return its operation."""
+        """Make an event set the parameter's value instead of drawing one; return its operation."""
         from mjlab.envs.mdp import dr
 
         takes = inspect.signature(term.func).parameters

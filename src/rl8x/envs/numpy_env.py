@@ -78,7 +78,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._arrays(obs), *numbers, infos
 
     def render(self) -> Any:
-        """Render the copies, where the environment can."""
+        """Render the copies, if the environment can."""
         return self.env.render()
 
     def close_extras(self, **kwargs: Any) -> None:

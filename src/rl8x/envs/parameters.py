@@ -36,7 +36,7 @@ class Parameter:
         default: Its value if `env_config` does not set it.
         low: The smallest legal value; may be -inf.
         high: The largest legal value; may be inf.
-        unit: Its unit, for example `m/s^2`; empty where it has none.
+        unit: Its unit, for example `m/s^2`; empty if it has none.
         description: Its meaning in a few words.
 
     Raises:
@@ -109,7 +109,7 @@ class ResolvedConfig:
         return any(each.metric is not None for each in self.curricula)
 
     def support(self, parameters: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each parameter, as given, not in float32; none may move."""
+        """Return the smallest and the largest value of each parameter, as given; for a moving one, at any time."""
         ends = {}
         for name, parameter in parameters.items():
             value = self.drawn.get(name, self.given.get(name, parameter.default))

@@ -51,7 +51,7 @@ class PettingZooEnv(SimulatorEnv):
             `Attribute`, `Scale`, a function `(environment, value) -> None`, or the plain forms of the first two.
         team_return: How the return of a copy's episode is computed from those of its agents; see `Team`.
         agent_id: Whether an agent's observation contains its index.
-        state: "shared" gives the critic the environment's `state()`, or the observations of all agents where it
+        state: "shared" gives the critic the environment's `state()`, or the observations of all agents if it
             has none.
         **kwargs: For `make`.
 
@@ -244,7 +244,7 @@ def named_maker(name: str, trust: Trust = True) -> Any:
 
 
 def _state_space(env: Any) -> Any:
-    """Return the space of an environment's `state()`; None where it has none."""
+    """Return the space of an environment's `state()`; None if it has none."""
     try:
         env.reset()
         env.state()

@@ -233,7 +233,7 @@ def make(name: str, num_envs: int, **kwargs: Any) -> Env:
 
 
 def describe(name: str) -> str:
-    """Describe an environment in full, as `rl8x envs NAME` does: spaces, episodes, and what `env_config` may set.
+    """Describe an environment in full, as `rl8x envs NAME` does: spaces, episodes, and parameters of `env_config`.
 
     Args:
         name: What `rl8x train` takes: a built-in name, a Gymnasium id, or a dotted path to a class. Its code runs.

@@ -15,7 +15,7 @@ from rl8x import keys
 State: TypeAlias = dict[str, Tensor]
 """The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
 Parameters: TypeAlias = Mapping[str, Tensor]
-"""The values of the environment's parameters, float32 `[num_envs]` each, also where all copies have the same."""
+"""The values of the environment's parameters, float32 `[num_envs]` each, even if all copies have the same value."""
 Outcome: TypeAlias = tuple[State, Tensor, Tensor]
 """The result of a transition: the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`."""
 Observation: TypeAlias = "Tensor | dict[str, Observation]"
@@ -51,7 +51,7 @@ class Step(NamedTuple):
     episode_lengths: Tensor
     """int64: the episode's steps up to this one, before the reset."""
     valid: Tensor | None = None
-    """bool, false for masked autoreset steps, which are not experience; None where every row is experience."""
+    """bool, false for masked autoreset steps, which are not experience; None if every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
     """Further metrics of the episode up to this step, before the reset, float32; NaN if there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above

@@ -24,7 +24,7 @@ TeamReturn: TypeAlias = str | Callable[[Tensor], Tensor]
 SharedState: TypeAlias = Literal["shared"] | None
 
 AGENT_ID: Final = "agent_id"
-"""The part of an observation that says which agent sees it."""
+"""The part of an observation that contains the agent's index."""
 STATE: Final = "state"
 """The part of an observation that the critic alone sees, the same for all agents of a copy."""
 _REDUCTIONS: Final[dict[str, Callable[..., Tensor]]] = {

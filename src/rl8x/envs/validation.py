@@ -45,7 +45,7 @@ _RAISED: Final = object()
 
 
 def validate(env: Env) -> None:
-    """Run an environment's functions on random actions and compare what they return with what it declares.
+    """Run an environment's functions on random actions and compare their results with what it declares.
 
     It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
     its generator and its carry do not change. For simulators (`capturable` is false) only the spaces are checked,
@@ -128,7 +128,7 @@ class _Probe:
         return ValueError(f"{type(self.env).__name__}.{function} {text}")
 
     def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
-        """Call a function; check that it changes neither its arguments nor the environment and, if `pure`, repeats."""
+        """Call a function; check that it changes neither arguments nor environment and, if `pure`, is repeatable."""
         method: Callable[..., Any] = getattr(self.env, function)
         kept = [tree_map(Tensor.clone, argument) for argument in arguments]
         try:

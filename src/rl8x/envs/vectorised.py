@@ -155,7 +155,7 @@ def copies_of(vector_env: Any) -> Sequence[Any]:
 
 
 def own_statistics(vector_env: Any) -> list[str]:
-    """Return the options of rl8x that do what wrappers, of all copies or of one, already do by running statistics."""
+    """Return rl8x's normalisation options that wrappers, of all copies or one, already cover by running statistics."""
     layers = layers_of(vector_env)
     base = layers[0]
     layers += [layer for copy in copies_of(base) for layer in layers_of(copy)]

@@ -189,7 +189,7 @@ class Adaptive(MovingDistribution):
         if not low <= self.start[0] <= self.start[1] <= high:
             raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
         limited = dataclasses.replace(self)
-        object.__setattr__(limited, "limits", (low, high))  # infinite where the parameter has no bound
+        object.__setattr__(limited, "limits", (low, high))  # infinite if the parameter has no bound
         return limited
 
     def draw(self, noise: Tensor) -> Tensor:

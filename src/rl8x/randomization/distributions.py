@@ -75,7 +75,7 @@ class ParameterDistribution(ABC):
     fixed: ClassVar[bool] = False
     """Whether every draw gives the same values, so that no noise is needed."""
     moves: ClassVar[bool] = False
-    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.curriculum`."""
+    """Whether the distribution changes while a policy trains; see `rl8x.randomization.curriculum`."""
 
     def _check(self, check: Callable[[object, str, str], Any], *names: str) -> None:
         """Replace fields by the result of a check, such as `finite_number`; keep a None that is the field's default."""
@@ -351,7 +351,7 @@ class Choice(_Listed):
             self._numbers[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return the value in whose share of [0, 1) the noise lies, `[num_envs]`."""
+        """Return the value whose share of [0, 1) contains the noise, `[num_envs]`."""
         self.prepare(noise.device)
         return self.draw_by(noise, self._numbers[noise.device])
 

@@ -160,7 +160,7 @@ class Learnable(MovingDistribution):
 
     In the paper p is estimated by rollouts of further copies before each phase of training. Here it is estimated from
     the episodes that are trained on: that costs no transitions, and kept levels are scored again with the policy as it
-    has become. An episode counts where it began in the round, and the round waits for the last of these, as the first
+    has become. An episode counts if it began in the round, and the round waits for the last of these, as the first
     that end would be the short ones. The policy learns meanwhile. The paper draws kept levels uniformly.
 
     The `Learnable`s of one `env_config` are the coordinates of one table of levels, since whether a level is learnable
@@ -170,7 +170,7 @@ class Learnable(MovingDistribution):
     Args:
         base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
         metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
-        threshold: An episode succeeds where the metric is at least this.
+        threshold: An episode succeeds if the metric is at least this.
         bounds: (worst, best): the success of an episode is its metric, rescaled to [0, 1] and clipped. Give either
             `threshold` or `bounds`.
         levels: How many levels are kept.

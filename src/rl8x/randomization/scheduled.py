@@ -64,7 +64,7 @@ class Scheduled(MovingDistribution):
 
     Args:
         points: (value of the metric, distribution) pairs with increasing values. All distributions are of one kind,
-            and a `Choice` has as many values in each; a number is a constant.
+            each `Choice` with the same number of values; a number is a constant.
         by: The metric, such as `env/steps` or `eval/returns/mean`; its value before the collect counts.
         interpolation: `"interp"` interpolates each number of the distribution linearly between points, `"step"` holds
             each distribution until the next point. Before the first and after the last point, both hold it.
@@ -113,7 +113,7 @@ class Scheduled(MovingDistribution):
         """Return the distribution at a value of the metric.
 
         Args:
-            metric: The metric `by`; None where it was never measured.
+            metric: The metric `by`; None if it was never measured.
         """
         later = [i for i, (x, _) in enumerate(self.points) if metric is None or x > metric]
         i = later[0] if later else len(self.points)

@@ -37,7 +37,7 @@ class NStep:
             raise ValueError(f"`gamma` must be in [0, 1]; got {gamma}.")
         self.n = n
         self.gamma = gamma
-        # Pending slots, of which no rows have been made yet, [at most n - 1, num_envs, ...].
+        # Pending slots, from which no rows have been made yet, [at most n - 1, num_envs, ...].
         self._waiting: dict[str, Tensor] = {}
 
     def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Recording what a policy does in an environment, or random actions, as a data set in rl8x's layout or Minari's."""
+"""Records the transitions of a policy, or of random actions, as a data set in rl8x's layout or Minari's."""
 
 from __future__ import annotations
 

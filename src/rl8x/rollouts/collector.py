@@ -143,8 +143,8 @@ _ROUNDING: Final[Any] = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True}
 class CompiledStepper(Stepper):
     """Steps a policy in an environment, compiled or captured if the environment allows it.
 
-    A trace freezes what a function did in Python, such as counting. The environment is therefore first compared with
-    its trace on the same noise; if they differ, only the policy is compiled, and a warning is issued once.
+    A trace freezes Python side effects of a function, such as counting. The environment is therefore first compared
+    with its trace on the same noise; if they differ, only the policy is compiled, and a warning is issued once.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -128,8 +128,7 @@ def play_episodes(
 ) -> Iterator[Moment]:
     """Play an episode in each copy, and yield the copies before the first action and after each.
 
-    It stops when those of the first `awaited` copies or of all end, or after `max_steps`, by default 1,000 (200 if none
-    can end).
+    It stops once the first `awaited` copies, or all, are done, or after `max_steps`, by default 1,000 (endless: 200).
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)

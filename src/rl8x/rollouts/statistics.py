@@ -145,7 +145,7 @@ def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
 
 
 def summary(values: Any, mask: Any = None) -> tuple[Any, Any, Any, Any]:
-    """Return minimum, maximum, mean and standard deviation (over the count) of `values`, `[*]`, at least one; 0-d.
+    """Return minimum, maximum, mean and population standard deviation of `values`, `[*]`, at least one; 0-d.
 
     A `mask`, `[...]`, covers the last dimensions of `values`: they are reduced over its true elements; NaN without any.
     """
