@@ -395,9 +395,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
 
     def present_config(self) -> dict[str, Any]:
-        """Return the configuration of the next reset in plain JSON form, with the present form of what moves.
+        """Return the configuration of the next reset in plain JSON form, with the present form of moving distributions.
 
-        An evaluation under the training's configuration draws from it. It copies values from the device.
+        An evaluation under the training's configuration draws from it. The call copies values from the device.
         """
         return plain(self.parameter_state.present())
 

@@ -103,7 +103,7 @@ class Binding(ABC):
         return [field.name for field in dataclasses.fields(self) if field.name not in shared]
 
     def _given(self) -> dict[str, Any]:
-        """Return the values that differ from the field's default, by name."""
+        """Return the values of the fields that differ from their defaults, by name."""
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
 

@@ -1,6 +1,6 @@
 """Sets bound parameters in one simulator, or in each copy that a Gymnasium vector environment steps.
 
-A copy applies the values of its next episode when it is reset, by whatever code. The values are in a table that
+A copy applies the values of its next episode when it is reset, by any caller. The values are in a table that
 processes share, and a wrapper around each copy reads its row before the reset. So the first observation already comes
 from the new physics.
 """

@@ -196,7 +196,7 @@ class SystemField(Binding):
 
     Attributes:
         path: Names joined by dots, such as `gravity`, `link.inertia.mass` or `geom_friction`.
-        of: The names whose rows are set: links for `link.*`, else the bodies, joints, ... that MuJoCo's field is of.
+        of: The name, or names, whose rows are set: links for `link.*`, else the owners of MuJoCo's field.
         index: The number within a row, or in a single vector such as `gravity`; None for all.
     """
 

@@ -188,7 +188,7 @@ class ParameterState:
         return {name: ends for name, ends in ranges.items() if name in self.in_force.shown_names}
 
     def present(self) -> dict[str, Any]:
-        """Return the configuration of the next reset, with the present form of what moves; see `Env.present_config`."""
+        """Return the next reset's configuration with moving distributions as they are now; see `Env.present_config`."""
         config = self.following
         if config.steered:
             return dict(config.given)

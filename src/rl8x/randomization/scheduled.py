@@ -67,7 +67,7 @@ class Scheduled(MovingDistribution):
             each `Choice` with the same number of values; a number is a constant.
         by: The metric, such as `env/steps` or `eval/returns/mean`; its value before the collect counts.
         interpolation: `"interp"` interpolates each number of the distribution linearly between points, `"step"` holds
-            each distribution until the next point. Before the first and after the last point, both hold it.
+            each distribution until the next point. Before the first and after the last point both hold it.
         goes_back: Whether it goes back if the metric falls again; if not, the largest value so far counts.
     """
 

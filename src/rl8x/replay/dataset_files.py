@@ -37,7 +37,7 @@ _RETURNS: Final = "episode_returns"
 
 
 def write_folder(folder: Path, rows: Mapping[str, Tensor], returns: Tensor, spaces: Mapping[str, Any]) -> None:
-    """Write a data set and its digest: rows, returns of episodes, some of whose rows may be missing, and spaces."""
+    """Write a data set and its digest: rows, spaces, and returns of episodes, which may have missing rows."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -189,7 +189,7 @@ _WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
 
 @contextlib.contextmanager
 def refused_if_damaged(what: str) -> Iterator[None]:
-    """Turn an exception of the context, but no `ImportError`, into a `ValueError` of one line about a file."""
+    """Turn any exception in the context except `ImportError` into a one-line `ValueError` that begins with `what`."""
     try:
         yield
     except ImportError:

@@ -296,7 +296,7 @@ class Replay(Rows):
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows in segments; read, or clone (`checkpoint.tree.clone`), them before appending more rows."""
+        """Return the rows in segments; read or clone them (`checkpoint.tree.clone`) before appending more rows."""
         spec = {} if self.stored is None else self.stored.spec
         return {
             "capacity": self.capacity,

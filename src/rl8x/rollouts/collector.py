@@ -78,7 +78,7 @@ class Collector:
 
     @torch.no_grad()
     def play(self, noises: Noises) -> Iterator[Transition]:
-        """Make a step for each pair of noise tensors, which never end, and yield the transition."""
+        """Make a step for each pair of noise tensors, from an endless iterator, and yield the transition."""
         played = self.stepper.play(*self._start(), noises)
         while True:
             with self._reset_if_interrupted():
@@ -222,7 +222,7 @@ class CompiledStepper(Stepper):
         named: dict[str, Tensor] = {}
         leave: Callable[[Any], None] = self._leave_env if self.execution.target == "graph" else self.execution.give_up
         try:
-            act(cursor, policy_noise)  # the environment does not cause an error here
+            act(cursor, policy_noise)  # an error here is not caused by the environment
             leave = self._leave_env
             for _ in range(_TRIAL_STEPS):
                 drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)

@@ -27,7 +27,7 @@ _MAX_STEPS_WITHOUT_END: Final = 200
 
 
 class EpisodeRunner:
-    """Plays the first episode of each copy of an environment; all that end within some steps would be short ones.
+    """Plays the first episode of each copy; to count all that end within some steps would favour short ones.
 
     Steps run eagerly if no `execution` is given; without a `generator`, actions have to be deterministic. `running` has
     whether an episode continues, `returns` its rewards so far, and `lengths` its steps, `[num_envs]` each.
@@ -102,7 +102,7 @@ def warn_of_cut(count: int, total: int, kind: str) -> bool:
 
 
 class Moment(NamedTuple):
-    """The copies at one time; with several agents, rows of states and parameters are in the order of agents.
+    """The copies at one time; with several agents, the rows of `state` and `parameters` are ordered by agent.
 
     At the end of an episode, `state` is the state before the reset, if the environment's physics are pure functions.
     """
