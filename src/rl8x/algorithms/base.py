@@ -52,7 +52,7 @@ EnvFactory = Callable[..., Env]
 
 
 def refuse_inference_mode() -> None:
-    """Raise in `torch.inference_mode()`: no later step could change what is made there."""
+    """Raise a `RuntimeError` in `torch.inference_mode()`: tensors made there cannot change in place later."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "this builds or trains an algorithm, which torch.inference_mode() does not allow: leave it, or use "
@@ -60,7 +60,7 @@ def refuse_inference_mode() -> None:
         )
 
 
-# Numbers of an observation from which on it counts as an image: PPO on 84 x 84 x 4 of them, 8 x 128 steps, makes 307
+# Observations of at least so many numbers count as images: PPO on 84 x 84 x 4 of them, 8 x 128 steps, makes 307
 # transitions/s compiled and 314 eager (an Intel Xeon, two threads).
 _IMAGE: Final = 2**12
 
@@ -71,7 +71,7 @@ _ONCE: Final = {
 }
 
 WITHOUT_VALUES: Final = {name: {"shared": True} for name in BUILTIN}
-"""Defaults of models whose value is not used: without the layers that only the value needs."""
+"""Default arguments of models whose values are not used; they leave out the critic's own layers."""
 
 LR: Final = "coefficients/lr"
 """The metric of the learning rate of a step's updates."""
@@ -134,7 +134,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return super().__new__(cls)
 
     fixed: ClassVar[tuple[str, ...]] = ()
-    """Hyperparameters that decide what the outputs of the networks mean: a resumed run cannot change them."""
+    """Hyperparameters that set the meaning of the networks' outputs, so that a resumed run cannot change them."""
 
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
@@ -144,10 +144,10 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
     @classmethod
     def preset(cls, name: str, /, **given: Any) -> Self:
-        """Return the config with the values of a preset, but for what is given.
+        """Return the config with the values of a preset; given hyperparameters replace them.
 
         Args:
-            name: A word of `rl8x.algorithms.hyperparameters.PRESETS`; a `ValueError` if the algorithm has no such.
+            name: A preset in `rl8x.algorithms.hyperparameters.PRESETS`; a `ValueError` if the algorithm lacks it.
             given: Hyperparameters by name.
         """
         return cls(**with_preset(cls, name, given))
@@ -193,7 +193,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             return algorithm(config, made_env, seed, factory)
 
     def for_env(self, env: Any, env_kwargs: Mapping[str, Any]) -> Self:
-        """Return the config for an environment: with other numbers where nobody gave them, if others fit better.
+        """Return the config for an environment; defaults that the user left alone may change to fit it.
 
         Args:
             env: The environment, in any form that `build` accepts.
@@ -263,9 +263,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         metrics: Names of the metrics that `step()` returns, as they are logged.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        optimizers: What updates the weights.
+        optimizers: The optimizers of the weights.
         policy: The trained policy.
-        schedules: Hyperparameters by the clock, such as `lr`, by name.
+        schedules: Schedules of hyperparameters, such as `lr`, by name.
         state_reset_every: The recurrent state is reset every so many steps of a horizon; 0: only at episode starts.
     """
 
@@ -274,7 +274,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     """The parts of `learned_state` that differ between ranks, such as generators; all others are equal."""
 
     trains_by_copy: ClassVar[bool] = False
-    """Whether updates do not depend on the scale of action distributions, which then may differ between copies."""
+    """Whether updates ignore the scale of action distributions, so that it may differ between copies."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
@@ -305,16 +305,16 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.clock = keys.UPDATES if env is None else keys.ENV_STEPS
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise AttributeError where something is replaced whose parts others hold: they would go on with the old."""
+        """Raise an `AttributeError` if `policy`, `env` or `config` is replaced: other objects would keep the old."""
         if name in _ONCE and name in vars(self):
             raise AttributeError(f"`{name}` of an algorithm cannot be replaced: {_ONCE[name]}.")
         super().__setattr__(name, value)
 
     def make_ready(self, *, trains: bool = True) -> None:
-        """Prepare to act or to learn: weights that were put in the place of trained ones are used and trained now.
+        """Prepare to act or to learn; take over weights that replaced the policy's own.
 
         Args:
-            trains: Whether they are to be trained, a `RuntimeError` if they cannot; what only acts may be frozen.
+            trains: Whether the weights will be trained: frozen ones then raise a `RuntimeError`.
         """
         refuse_inference_mode()
         for optimizer in self.optimizers:
@@ -325,12 +325,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def policy_of(
         self, kind: type[PolicyT], defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), **options: Any
     ) -> PolicyT:
-        """Return a policy of the config's model, and of its distribution, if it names one.
+        """Return a policy with the config's model, and with its distribution if the config has one.
 
         Args:
-            kind: Its class.
-            defaults: Arguments that models have where `model_config` says nothing, by their names.
-            options: More keyword arguments of the class.
+            kind: Class of the policy.
+            defaults: Default arguments by model name, for those that `model_config` leaves out.
+            options: Further keyword arguments of the class.
         """
         names = ("model", "model_config", "normalize_observations", "distribution", "distribution_config")
         given = {name: getattr(self.config, name) for name in names if hasattr(self.config, name)} | options
@@ -364,9 +364,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Collect a horizon of experience with the current policy; do nothing without an environment.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due, a `ValueError` if none
-                will be; or a function of the counters, and of the metrics that `follow` was given, that returns such
-                values, which each copy's next episode is played under.
+            env_config: Values for the environment's parameters, applied if a reset is due; a `ValueError` if no reset
+                will follow. Or a function that returns such values from the counters and the metrics given to
+                `follow`; they apply to each copy's next episode.
 
         Returns:
             Its statistics by metric name.
@@ -382,8 +382,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Evaluate in the training environment, over the horizons from one reset to the next.
 
         Args:
-            env_config: Values for the environment's parameters; the next training reset goes back to what was in force
-                before. None evaluates under that.
+            env_config: Values for the environment's parameters in the evaluation; the next training reset restores the
+                earlier ones. None evaluates under the earlier ones.
             deterministic: Whether the policy takes its most likely action rather than a sample.
 
         Returns:
@@ -412,16 +412,16 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Duration of an eager step on a CPU in seconds, estimated from its amount of work and no clock."""
+        """Estimated seconds of an eager step on a CPU, computed from its amount of work rather than measured."""
         return 1.0
 
     def plan_execution(self, steps: float) -> None:
-        """Decide when `execution="auto"` switches to programs, given the run's number of steps, infinite if unbounded.
+        """Decide when `execution="auto"` switches to programs, by the length of the run.
 
         Args:
-            steps: Those of the algorithm's counter at which the run ends.
+            steps: Number of steps, by the algorithm's counter, at which the run ends; infinite if unbounded.
         """
-        # Convolutions over images call the same kernels of torch either way, and are nearly all of the work.
+        # Convolutions over images are nearly all of the work, and call the same torch kernels eagerly and compiled.
         widest = max((math.prod(leaf.shape or ()) for _, leaf in leaves(self.policy.observation_space)), default=0)
         convolves = any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in self.policy.modules())
         gains = not convolves or widest < _IMAGE
@@ -433,7 +433,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return True
 
     def prepare(self) -> None:
-        """Request the programs of a step before it is made, as a run does that goes on where they are needed."""
+        """Request the programs of a step before the step, as a run does that resumes where it needs them."""
 
     def make_generator(self, part: str) -> torch.Generator:
         """Return a generator for a part of the run, on the device, seeded from the run's seed.
@@ -444,12 +444,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def set_lr(self, lr: float | None) -> None:
-        """Set the learning rate of all optimizers from the next step on, in place of one that adapts.
+        """Set the learning rate of all optimizers from the next step on; it replaces an adaptive rate.
 
-        Checkpoints keep it; resuming with another `lr` or `lr_schedule` forgets it. With several ranks each calls this.
+        Checkpoints keep it; resuming with another `lr` or `lr_schedule` forgets it. With several ranks, call it on all.
 
         Args:
-            lr: The rate, at least 0; None goes back to the config's. A `ValueError` beside a schedule.
+            lr: The rate, at least 0; None restores the config's. A `ValueError` if the rate follows a schedule.
         """
         if "lr" not in self.schedules:
             raise ValueError(f"{type(self).__name__} has no learning rate that could be set.")
@@ -461,7 +461,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             if self._has_schedule:
                 raise ValueError("the learning rate follows `lr_schedule`, which set_lr would break: use one of them.")
         self._lr = None if lr is None else float(lr)
-        # Updates read the rate from a tensor, which every step fills by the schedule, however they are executed.
+        # In every mode of execution, updates read the rate from a tensor that each step fills from the schedule.
         self.schedules["lr"] = self.config.schedule("lr") if lr is None else Schedule.make(self._lr)
 
     @property
@@ -477,7 +477,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             seq_len: Length of its training sequences, in steps.
 
         Returns:
-            Side effects of the model in training mode; a `ValueError` if they, or its distribution, do not fit.
+            Side effects of the model in training mode; a `ValueError` if they or the distribution are not supported.
         """
         distribution = self.policy.distribution
         if distribution.by_copy and not self.trains_by_copy:
@@ -545,7 +545,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             self.horizons.collector.load_state_dict(state["collector"])
 
     def _load_totals(self, state: Mapping[str, Any]) -> None:
-        """Restore what no update changes: the counters, and a learning rate that was set."""
+        """Restore state outside the learned state: the counters, and the learning rate of `set_lr`."""
         self.counters.update(state["counters"])
         if "lr" in self.schedules and not self._has_schedule:
             self.set_lr(state["lr"])
@@ -565,7 +565,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     # -- non-finite numbers
 
     def discard_experience(self) -> None:
-        """Discard the collected experience, because it contains non-finite numbers; the next begins new episodes."""
+        """Discard collected experience with non-finite numbers; the next collect begins new episodes."""
         if self.horizons is not None:
             self.horizons.discard()
 

@@ -1,8 +1,8 @@
 """Distillation: a student, which may observe less, imitates a teacher's actions in the states that the student visits.
 
 DAgger: the student acts, alone or mixed with the teacher, the teacher labels each observation, and the student learns
-the labels. What only the teacher observes, such as the environment's parameters, the student has to infer, for example
-by memory. Each rollout is discarded after its epochs, rather than aggregated with earlier ones (section 4 of the
+the labels. The student has to infer, for example by memory, what only the teacher observes, such as the environment's
+parameters. Each rollout is discarded after its epochs, rather than aggregated with earlier ones (section 4 of the
 paper); tens of thousands of fresh transitions per rollout make up for that.
 """
 
@@ -137,7 +137,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     def __init__(self, config: DistillationConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.teacher = make_teacher(config.teacher)
-        self.has_teacher = "policy" in config.teacher  # rather than its description alone
+        self.has_teacher = "policy" in config.teacher  # not its description alone
         super().__init__(config, env, seed, env_factory)
 
     def load_teacher(self, weights: Mapping[str, Tensor]) -> None:
@@ -279,7 +279,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every effective hyperparameter by name, and what identifies the teacher."""
+        """Every effective hyperparameter by name, and the identity of the teacher."""
         params = {name: value for name, value in super().params.items() if not name.startswith("teacher.")}
         described = self.config.teacher
         return params | {
@@ -298,7 +298,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`; training continues with the same bits."""
         super().load_state_dict(state)
-        # A teacher that was looked up again has loaded its own weights; a resume checks their hash.
+        # A teacher that was found again has its weights already; the resume checks their hash.
         if not self.has_teacher:
             self.load_teacher(state["teacher"])
 
@@ -315,12 +315,12 @@ def distill(
     Args:
         teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, a policy, or a policy file.
         student_config: The hyperparameters; its `teacher` is replaced.
-        env: The student's environment, in any form that `build` accepts; None: another of the teacher's training, of
-            which the student sees all but `teacher_obs`.
+        env: The student's environment, in any form that `build` accepts; None: another one like that of the teacher's
+            training, in which the student does not see `teacher_obs`.
         env_kwargs: Keyword arguments for the environment's constructor.
 
     Raises:
-        ValueError: If no environment is given and that of the teacher cannot be made again.
+        ValueError: If no environment is given and the teacher's cannot be made again.
     """
     config, source = student_config or DistillationConfig(), teacher
     if env is None and isinstance(teacher, str | Path):
@@ -347,7 +347,7 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
 
 
 def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
-    """Average a function of differences of actions, `[seq_len, batch, *action]`, or of whether integers differ."""
+    """Average a function of differences of actions, `[seq_len, batch, *action]`; integers count 1 if they differ."""
     pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
     differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
     return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)

@@ -27,7 +27,7 @@ from rl8x.schedules import Schedule
 
 EPSILON: Final = "coefficients/epsilon"
 
-# The default network where the model is an MLP.
+# Default arguments of the model "mlp".
 STABLE: Final = {"hidden_sizes": (128, 128), "layer_norm": True}
 
 
@@ -45,9 +45,9 @@ class DQNConfig(
 ):
     """Hyperparameters of DQN, with defaults that learn the classic tasks.
 
-    Returns of one step and layers that are not normalised, as in the paper, overestimate the values of CartPole, on
-    some seeds without bound, and a policy that was found is lost again. With a data set, where another policy acted,
-    the default of `n_step` is 1.
+    The paper's one-step returns and unnormalised layers overestimate the values of CartPole, on some seeds without
+    bound, so that a good policy is lost again. With a data set, which another policy collected, the default of
+    `n_step` is 1.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236; `double`: van Hasselt et al. 2016, arXiv:1509.06461; `dueling`:
     Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016, arXiv:1511.05952; `num_atoms`: Bellemare et
@@ -134,8 +134,8 @@ class DQNConfig(
         return super().schedule(name)
 
     def tau_of(self, update: int) -> float:
-        """Return tau of the target network after an update, which count from 1: not 0 where an interval ends in it."""
-        # Of the transitions of all ranks each makes its share of the updates.
+        """Return tau of the target network after an update, counted from 1; 0 unless an interval ends with it."""
+        # Each rank makes its share of the updates for the transitions of all ranks.
         ratio = Fraction(1) if self.dataset is not None else self.update_ratio / ranks().size
         interval = self.target_interval * ratio.numerator  # in updates, times the denominator
         return self.tau if update * ratio.denominator % interval < ratio.denominator else 0.0
@@ -144,7 +144,7 @@ class DQNConfig(
 class DQN(Learner[DQNConfig], config=DQNConfig):
     """Deep Q-learning. Made by `DQNConfig(...).build(env)`.
 
-    It learns from a replay; from a data set by `DQNConfig(...).build(dataset=...)`: then set `cql_coeff`.
+    It learns from a replay, or with `DQNConfig(...).build(dataset=...)` from a data set: then set `cql_coeff`.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
     """
@@ -277,6 +277,6 @@ def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | No
 
 
 def of_actions(table: Tensor, actions: Tensor) -> Tensor:
-    """Select the entry of each row's action from a table `[batch_size, num_actions, ...]`: `[batch_size, ...]`."""
+    """Select the entry of each row's action from `[batch_size, num_actions, ...]`; return `[batch_size, ...]`."""
     index = actions.reshape(-1, *[1] * (table.dim() - 1)).expand(-1, 1, *table.shape[2:])
     return table.gather(1, index).squeeze(1)

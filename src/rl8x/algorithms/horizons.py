@@ -1,6 +1,6 @@
-"""The training environment, a horizon at a time: resets, statistics, and evaluations between two resets.
+"""Horizons of the training environment: resets, statistics, and evaluations between two resets.
 
-Among the statistics are flags of what is not finite, under `finite/` and the quantity's name.
+The statistics include flags of non-finite quantities, named `finite/` and the quantity.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Horizons:
     def _without_shortened(self, rollout: Mapping[str, Tensor], collects: int) -> Mapping[str, Tensor]:
         """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
 
-        Statistics and moving parameters leave out what `random_start` shortened; its transitions are trained on. It is
-        the episode that is longer than there have been steps since the reset, so that nothing has to be remembered.
+        Statistics and moving parameters leave out the episodes that `random_start` shortened; their transitions are
+        trained on. Such an episode is longer than the number of steps since the reset, so no state has to mark it.
         """
         limit, before = self.env.time_limit, collects * self.rollout.horizon
         if self.start_seed is None or limit is None or before >= limit:
@@ -230,9 +230,9 @@ class Horizons:
                     played = self.collector.evaluate(horizon, deterministic=deterministic, cut=cut).tensors
                     counted = self._without_shortened(played, self.counters[keys.COLLECTS])
                     row, gates = rollout_stats(counted, horizon, self.env.team).counted()
-                except BaseException:  # else training would go on in its episodes, under its configuration
+                except BaseException:  # else training would continue its episodes and configuration
                     self.discard()
-                    self.counters[keys.COLLECTS] = before  # nor would resets and evaluations be due together again
+                    self.counters[keys.COLLECTS] = before  # else resets would not coincide with evaluations
                     raise
                 rows.append(row)
                 counts.update(gates)
@@ -246,7 +246,7 @@ class Horizons:
     # -- what a run records
 
     def params(self, factory: Callable[..., Env] | None) -> dict[str, Any]:
-        """Return the params of the environment by dotted name, given what made it."""
+        """Return the params of the environment by dotted name, given its factory."""
         env, weights = self.env, "shared" if self.collector.policy.num_separate == 1 else "one each"
         return {
             "env": type(env.unwrapped).__name__,
@@ -269,13 +269,13 @@ class Horizons:
         return tags | {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in state.moving_names}
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Restore another rank's collector as a new rank: with episodes of its own and that rank's configuration."""
+        """Restore another rank's collector on a new rank: the same configuration, but new episodes."""
         env_state = state["env"]
         # After an evaluation in the training environment the next configuration applies.
         following = env_state["next_config"]
         self.env.parameter_state.configure(env_state["config"] if following is None else following)
         self.env.parameter_state.join(env_state)
-        self.collector.reset()  # now, since it may be that no collect begins with a reset
+        self.collector.reset()  # now, since later collects may begin without a reset
 
 
 def _factory_arguments(factory: Callable[..., Env] | None) -> dict[str, Any]:
@@ -305,7 +305,7 @@ _MAX_LISTED: Final = 32
 
 
 def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """Flag the quantities of a rollout, numbers by key, `[horizon + 1, num_envs, ...]`, by metric, 0-d bools."""
+    """Return 0-d bools by metric: which quantities of a rollout, `[horizon + 1, num_envs, ...]`, are not finite."""
     names = tuple(rollout)
     flags = _flags({quantity: [rollout[name] for name in names_of(names, *of)] for quantity, of in COLLECTED.items()})
     if keys.FINAL_VALUES in rollout:
@@ -315,7 +315,7 @@ def gathered_not_finite(rollout: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Flag losses, gradients (`norms`) and weights at the first bad update of rows, `[updates, metrics]`."""
+    """Flag non-finite losses and gradients (`norms`) in the first bad row of `[updates, metrics]`, and weights."""
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
     # Indexing with a 0-d tensor would be a host sync.
@@ -330,7 +330,7 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
 
 
 def _flags(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Flag each group of tensors or arrays, `[...]` each, that contains a non-finite number, by metric, 0-d bools."""
+    """Return 0-d bools by metric: which groups of tensors or arrays, `[...]` each, have a non-finite number."""
     first = next(each for group in groups.values() for each in group)
     if not isinstance(first, Tensor):
         whole = "iub"  # kinds of numbers that are all finite
@@ -340,7 +340,7 @@ def _flags(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         }
     floats = [[each for each in group if each.is_floating_point() and each.numel()] for group in groups.values()]
     every = [extreme.to(torch.float32) for group in floats for each in group for extreme in torch.aminmax(each)]
-    # One vector for all: the number of operators counts.
+    # One vector for all, since each operator costs time.
     bad = ~torch.isfinite(torch.stack(every)) if every else first.new_zeros(0, dtype=torch.bool)
     parts = bad.split_with_sizes([2 * len(group) for group in floats])
     return {f"finite/{name}": part.any() for name, part in zip(groups, parts, strict=True)}
@@ -379,7 +379,7 @@ def locate_non_finite(rollout: Mapping[str, Tensor], team: Team | None = None) -
 
 
 def _slots_not_finite(rollout: Mapping[str, Tensor], *names: str) -> Tensor:
-    """Return the slots and copies in which a tensor of some keys has a non-finite number, `[horizon + 1, num_envs]`."""
+    """Return which slots and copies have a non-finite number under some keys, `[horizon + 1, num_envs]`."""
     bad = torch.zeros_like(rollout[keys.REWARDS], dtype=torch.bool)
     for value in (rollout[name] for name in names_of(tuple(rollout), *names)):
         bad |= ~value.isfinite().reshape(*bad.shape, math.prod(value.shape[2:])).all(-1)
@@ -387,7 +387,7 @@ def _slots_not_finite(rollout: Mapping[str, Tensor], *names: str) -> Tensor:
 
 
 def _final_not_finite(rollout: Mapping[str, Any]) -> Any:
-    """Return where a truncated episode's final observation is non-finite, by its value, `[horizon + 1, num_envs]`."""
+    """Return where the value of a truncated episode's final observation is NaN, `[horizon + 1, num_envs]`."""
     final, values = rollout[keys.FINAL_VALUES], rollout[keys.VALUES]
-    # Which is NaN. If the value of the observation acted on is too, the weights are the cause.
+    # If the value of the observation acted on is not finite either, the weights are the cause.
     return (final != final) & (values - values == 0.0)

@@ -25,12 +25,12 @@ from rl8x.output import in_line
 from rl8x.plain import frozen, own_values
 
 T = TypeVar("T")
-# No memory has room for the square of it; a typing error that has more zeros is refused at once.
+# Largest divisor that is tried: no memory holds its square, and typing errors with more zeros are refused at once.
 _MOST_TRIED: Final = 10**6
 
 
 class Default(int):
-    """A default that gives way to what fits better; `dataclasses.replace` and copies keep it as such."""
+    """A default that a better fit may replace; `dataclasses.replace` and copies keep it as a default."""
 
 
 def option(
@@ -44,7 +44,7 @@ def option(
     offline: bool = False,
     idle: Callable[[Any], str | None] = lambda config: None,
 ) -> T:
-    """Declare a hyperparameter: `offline` is for data sets alone; `idle` says why it has no effect in a config."""
+    """Declare a hyperparameter; `offline`: only for data sets; `idle`: returns why a config makes it ineffective."""
     bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
     metadata = {"help": help, **bounds, "offline": offline, "idle": idle}
     if isinstance(default, dict | list):
@@ -58,9 +58,9 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a config against what its `option` declares, and make its value the config's own.
+    """Check every field of a config against its `option`, and replace its value by a read-only copy.
 
-    Values get the classes that files have: mappings become dicts, paths texts.
+    Values get the types that run files have: mappings become dicts, and paths strings.
     """
     for field in dataclasses.fields(config):
         kind, value = kind_of(field), getattr(config, field.name)
@@ -126,7 +126,7 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
 
 
 def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return which of some hyperparameters were given, not at their defaults, as `name=value`, each with a reason."""
+    """Return the named hyperparameters that differ from their defaults, as `name=value`, each with the reason."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in names}
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
@@ -139,12 +139,12 @@ def scheduled(config: Any) -> list[str]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the named device, `"auto"` being CUDA if available; each of several ranks has its own."""
+    """Return the named device; `"auto"` is CUDA if available. With several ranks, each gets its own GPU."""
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device
     try:
         resolved = torch.device(device)
-        torch.zeros(1, device=resolved).item()  # which `meta` has not
+        torch.zeros(1, device=resolved).item()  # raises for `meta`, which has no values
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
@@ -154,14 +154,14 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of a number that is nearest to the wanted value, for numbers that fit into a memory."""
-    lows = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)  # all of numbers up to the square of that
+    """Return the divisor of a number that is nearest to the wanted value, for numbers up to `_MOST_TRIED` squared."""
+    lows = range(1, min(math.isqrt(number), _MOST_TRIED) + 1)  # finds all divisors of those
     divisors = {size for low in lows if number % low == 0 for size in (low, number // low)}
     return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Flatten nested mappings but schedules to dotted names; replace classes and modules by their class names."""
+    """Flatten nested mappings, except schedules, to dotted names; replace classes and modules by class names."""
     if isinstance(value, Mapping) and not name.endswith("_schedule"):
         flat: dict[str, Any] = {}
         for key, item in value.items():
@@ -281,7 +281,7 @@ PRESETS: Final[dict[str, dict[str, dict[str, Any]]]] = {
 
 
 def with_preset(config_class: type, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that were given, and those of a preset for the others."""
+    """Return the hyperparameters of a preset, updated by the given ones."""
     if name is None:
         return dict(given)
     algorithms = [cls.__name__.removesuffix("Config") for cls in config_class.__mro__]

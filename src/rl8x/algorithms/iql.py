@@ -134,7 +134,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
         return loss
 
     def _q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
-        """Return the loss of the critics, whose targets have the updated V."""
+        """Return the loss of the critics, whose targets use the updated V."""
         td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * nets["policy"](*observed(batch, keys.NEXT_OBS))[0]
 
         def loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -145,7 +145,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
         return loss
 
     def _values(self, q: Callable[..., Any], batch: ReplayBatch) -> Tensor:
-        """Return what critics say of the batch's actions, `[num_critics, batch_size]`."""
+        """Return the critics' values of the batch's actions, `[num_critics, batch_size]`."""
         return action_values(q, model_obs(self.policy, batch, keys.OBS), batch[keys.ACTIONS], self.action_space)
 
 

@@ -1,8 +1,8 @@
 """Check that a run fits into memory: compare a lower bound of its needs with what is available at the start.
 
-When memory runs out on the CPU, the system kills the process without a message. Only what is certain to be allocated
-at the same time counts, so that nothing that fits is refused; measured peaks are 1.5 times as much with small networks,
-and more with others.
+When memory runs out on the CPU, the system kills the process without a message. Only memory that is certain to be
+allocated at the same time counts, so that no run that fits is refused; measured peaks are 1.5 times as high with small
+networks, and higher with others.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _EVALUATED: Final = 16 * (4 + 1)
 _TESTED: Final = 2 * 8
 # Measured memory of a run with a small network, relative to what is counted.
 _USUAL: Final = 1.5
-# Bytes beyond which a control group's limit is none, as v1 writes it; what it uses takes longest to read.
+# A control group's limit from these bytes on means no limit (v1); its usage, which is slow to read, is then not read.
 _NO_LIMIT: Final = 2**60
 _CHECKS: Final = ContextVar("checks", default=True)
-# What torch says where there is no room for a tensor, or could be none; the second group: bytes.
+# torch's messages for a tensor that does not fit into memory, or never could; the second group: bytes.
 _NO_ROOM: Final = re.compile(
     r"(can't allocate memory|not enough memory|Storage size calculation overflowed|Overflow when unpacking long)"
     r"(?:.*?tried to allocate (\d+) bytes)?",
@@ -66,7 +66,7 @@ def no_memory_checks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
-    """Raise a `ValueError` where torch has no memory for a tensor of the named algorithm, which has these options."""
+    """Raise a `ValueError` if torch cannot allocate a tensor for the named algorithm; list its size `options`."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
@@ -85,7 +85,7 @@ def check_training(
 ) -> None:
     """Raise a `ValueError` if a horizon of experience, of `need` bytes, does not fit into memory.
 
-    The policy, None before it is built, adds states, one for each `seq_len` steps.
+    The policy, None before it is built, adds its states: one for every `seq_len` steps.
     """
     options = "`num_envs` or `horizon`"
     if policy is not None:
@@ -110,7 +110,7 @@ def check_cells(episodes: int, cells: int, env: Env) -> None:
 
 
 def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
-    """Raise if a replay's folder is not writable, or its disk has fewer bytes left than given."""
+    """Raise a `ValueError` if a replay's folder is not writable, or its disk has fewer than `need` bytes free."""
     if not _CHECKS.get():
         return
     try:
@@ -170,12 +170,12 @@ def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/
             with contextlib.suppress(OSError, ValueError):  # no such group, or no limit: "max"
                 if each.is_relative_to(base) and (most := int((each / limit).read_text())) < _NO_LIMIT:
                     stat = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
-                    left.append(most - int((each / usage).read_text()) + int(stat.get(cache, 0)))  # given back
+                    left.append(most - int((each / usage).read_text()) + int(stat.get(cache, 0)))  # reclaimable
     return left
 
 
 def check_memory(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
-    """Raise if `what` needs more memory than there is, saying to lower `options`; `warn` where it may not be enough."""
+    """Raise a `ValueError` that names `options` to lower if memory is too small; with `warn`, warn if it may be."""
     if not _CHECKS.get():
         return
     available = available_bytes(device)

@@ -28,7 +28,7 @@ from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, rollout_stats
 from rl8x.rollouts.step import Bootstrap, Rollout, Slot, experience
 
-# Copies of a simulator that steps one after the other, where nobody said how many.
+# Default number of copies of a simulator that is stepped copy by copy.
 _ONE_BY_ONE: Final = 16
 
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
@@ -57,7 +57,7 @@ class OnlineConfig(AlgorithmConfig):
     )
 
     resets_once: ClassVar[bool] = False
-    """Whether the environment is reset before the first rollout alone, if nothing else is said."""
+    """Whether the environment is by default reset only before the first rollout, even if it never ends."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -78,7 +78,7 @@ class OnlineConfig(AlgorithmConfig):
         return super().build(env, **env_kwargs)
 
     def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
-        """Return the config with as many copies as fit an environment, where nobody gave `num_envs`."""
+        """Return the config with a default `num_envs` changed to fit the environment; a given one stays."""
         if not isinstance(self.num_envs, Default) or env is None:
             return self
         known: Any = env
@@ -104,10 +104,10 @@ class OnlineConfig(AlgorithmConfig):
 
         Args:
             algorithm: The algorithm.
-            policy: What acts.
+            policy: The policy that acts.
             slot: Returns the tensors of a step that a rollout keeps.
             bootstrap: Computes values of the observations at which time limits truncate episodes.
-            state_every: Steps between two states of the policy that a rollout keeps; None: it keeps the first.
+            state_every: Steps between two stored states of the policy; None: the rollout stores only the first.
             summarise: Returns the statistics of a rollout's tensors, `[horizon + 1, num_envs, ...]`, given the horizon
                 and the environment's team.
         """
@@ -145,7 +145,7 @@ class OnlineConfig(AlgorithmConfig):
             _check_instance(self, env, device, env_kwargs)
             _check_memory(self, env, device)
             return env, None
-        factory = env_maker(env, env_kwargs, trust=True)  # a name that a file gave does not come here
+        factory = env_maker(env, env_kwargs, trust=True)  # names from files never get here
         _check_memory(self, factory.func, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)
@@ -163,7 +163,7 @@ class OnlineConfig(AlgorithmConfig):
 
 
 def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
-    """Raise if the run does not fit into memory; before making the environment if its class declares the spaces."""
+    """Raise if the run does not fit into memory; `env` may be a class or factory, whose unknown spaces count as 0."""
     spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
     observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
     agents = env.num_agents if isinstance(env, Env) else 1

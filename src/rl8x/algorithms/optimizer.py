@@ -1,4 +1,4 @@
-"""Weights as one flat vector, and what updates them: Adam, RAdam, gradient descent, and a learning rate that adapts.
+"""Weights as one flat vector, and their update rules: Adam, RAdam, gradient descent, and an adaptive learning rate.
 
 An optimizer's overhead grows with the number of tensors. All weights of a policy are one vector, their gradients
 another, and the modules hold views: clipping is one norm, and a step is a few in-place vector operations, by a function
@@ -30,10 +30,10 @@ _ALIGNMENT = 16
 
 
 class FlatOptimizer:
-    """The weights of a module that require gradients as one vector, `[size]`, of which the module's are views.
+    """The weights of a module that require gradients as one vector, `[size]`; the module's own are views of it.
 
-    Beside them are the `gradient`, `[size]`, which backward passes add to, and what a rule keeps, `moments`; `under`
-    calls the module with other weights, in the shapes of `split`.
+    Backward passes add to `gradient`, `[size]`; `moments` are the state of the rule. `under` calls the module with
+    other weights, in the shapes of `split`.
     """
 
     def __init__(self, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
@@ -54,7 +54,7 @@ class FlatOptimizer:
         self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
 
     def training(self) -> contextlib.AbstractContextManager[None]:
-        """Have the module in training mode within the context, if that makes a difference."""
+        """Put the module into training mode within the context, if that makes a difference."""
         return training_mode(self.module) if self._modal else contextlib.nullcontext()
 
     def _join(self) -> None:
@@ -65,12 +65,12 @@ class FlatOptimizer:
         self._pointers = [parameter.data_ptr() for parameter in self.views]
 
     def rejoin(self, *, trains: bool = True) -> None:
-        """Take over weights that were put in the place of the views, so that programs and updates have the module's.
+        """Copy weights that replaced the views into the vector, and make them views, for programs and updates.
 
-        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` make tensors of their own. Raises
-        a `RuntimeError` if they have another type, device or shape, or require no gradients though it `trains`.
+        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` create such weights. Raises a
+        `RuntimeError` if they have another dtype, device or shape, or, with `trains`, require no gradients.
         """
-        for owner, name, own in self._buffers:  # which compiled programs hold, too
+        for owner, name, own in self._buffers:  # compiled programs hold them too
             put = owner[name]
             if put is not own and put is not None and _kind(put) == _kind(own):
                 owner[name] = own.copy_(put)
@@ -108,7 +108,7 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor | None]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector, zero-padded between them, and 0 for None."""
+        """Return tensors in the shapes of the weights as a new vector, with zeros as padding and for None."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
@@ -130,7 +130,7 @@ class FlatOptimizer:
     def apply(self, state: Sequence[Tensor], gradient: Tensor, lr: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Clip a gradient, `[size]`, and make a step of the rule, in place; return the norm before clipping, 0-d.
 
-        The `state` is as the optimizer's own; where `active`, 0-d bool, is False, it stays as it is.
+        `state` is laid out like the property `state`; it stays unchanged if `active`, 0-d bool, is False.
         """
         before = [] if active is None else [tensor.clone() for tensor in state]
         norm: Tensor = torch.linalg.vector_norm(gradient)
@@ -143,9 +143,9 @@ class FlatOptimizer:
         return norm
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` in place, so that captured pointers stay valid; raise `ValueError` if it is of others.
+        """Restore a `state_dict` in place, so that captured pointers stay valid; raise `ValueError` if it does not fit.
 
-        The padding between weights becomes 0: after a non-finite gradient it may be no number.
+        The padding between weights becomes 0: a non-finite gradient may have made it NaN.
         """
         saved, own = state["moments"], self.state_dict()["moments"]
         for name in dict.fromkeys((*own, *saved)):
@@ -170,7 +170,7 @@ def _layout(parts: Mapping[str, Tensor]) -> str:
 
 
 def check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
-    """Raise if saved weights belong to another network than the one of this name."""
+    """Raise a `ValueError` if saved weights are missing, or differ from the named network's in names or shapes."""
     why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
     if saved is None:
         raise ValueError(f"the run trained no network {name!r}. {why}")
@@ -194,7 +194,7 @@ class Rule(ABC):
 
     @abstractmethod
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the initial state by name, `[size]` each as the weights; `step`, the steps so far, is `[1]`."""
+        """Return the initial state by name: `[size]` each, like the weights; `step`, the steps so far, is `[1]`."""
 
     @abstractmethod
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
@@ -282,7 +282,7 @@ class SGD(Rule):
     nesterov: bool = False
 
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running sum of gradients, `[size]`, where there is momentum."""
+        """Return the running sum of gradients, `[size]`, if there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
@@ -340,9 +340,9 @@ class AdaptiveRate:
 
     @classmethod
     def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
-        """Return the rate that an `lr_schedule` stands for, or None; raise a `ValueError` if it is not legal.
+        """Parse an `lr_schedule`: return None if it does not adapt; raise a `ValueError` if it is not legal.
 
-        A bound that it leaves out gives way to `lr`, the rate that it begins with.
+        A bound that it leaves out is widened to include `lr`, the initial rate.
         """
         if not is_adaptive(spec):
             return None
@@ -358,16 +358,16 @@ class AdaptiveRate:
         return rate
 
     def adapted(self, lr: Tensor, kl: Tensor) -> Tensor:
-        """Return the rate of the update that follows a measured divergence, all 0-d; a NaN leaves it as it is."""
+        """Return the rate of the next update, given a measured divergence, all 0-d; a NaN changes nothing."""
         lower, higher = (lr / _FACTOR).clamp(min=self.low), (lr * _FACTOR).clamp(max=self.high)
         raised = torch.where((kl > 0.0) & (kl < self.kl / 2.0), higher, lr)
         return torch.where(kl > 2.0 * self.kl, lower, raised)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the form that a config takes."""
+        """Return the form that configs accept."""
         return {"kind": ADAPTIVE, **vars(self)}
 
 
 def is_adaptive(spec: object) -> bool:
-    """Whether an `lr_schedule` is one that adapts."""
+    """Whether an `lr_schedule` is adaptive."""
     return isinstance(spec, Mapping) and spec.get("kind") == ADAPTIVE

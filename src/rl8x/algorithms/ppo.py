@@ -47,15 +47,15 @@ PPO_LOSS_METRICS: Final = (
 TOTAL: Final = "losses/total"
 KL_DIV: Final = "monitors/kl_div"
 
-# The default network where the model is an MLP.
+# Default arguments of the model "mlp".
 SMALL: Final = {"hidden_sizes": (64, 64)}
 
-# Consecutive steps in which clipping removes most of the critic's gradient before a warning; the first are normal.
+# Consecutive steps in which clipping removes most of the critic's gradient before a warning; a few are normal.
 _SILENCED_STEPS: Final = 10
 
 
 def with_final_obs(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
-    """Return that of `actor_critic`, `[num_envs, ...]` each, and the observation before any reset."""
+    """Return the tensors of `actor_critic`, `[num_envs, ...]` each, and the observation before any reset."""
     return actor_critic(cursor, act, step) | {keys.FINAL_OBS: step.final_obs}
 
 
@@ -143,12 +143,12 @@ class PPOConfig(
 
     @classmethod
     def rl8(cls, **given: Any) -> Self:
-        """Return the config with rl8's defaults, 8,192 copies x 32 steps in one batch, but for what is given."""
+        """Return the config with rl8's defaults, 8,192 copies x 32 steps in one batch; `given` values replace them."""
         return cls.preset("rl8", **given)
 
     @classmethod
     def gpu(cls, **given: Any) -> Self:
-        """Return the config with values for thousands of copies on a GPU, but for what is given."""
+        """Return the config with values for thousands of copies on a GPU; `given` values replace them."""
         return cls.preset("gpu", **given)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
@@ -158,11 +158,11 @@ class PPOConfig(
 
     @property
     def adaptive_rate(self) -> AdaptiveRate | None:
-        """How the learning rate goes by the KL divergence; None if it does not."""
+        """How the learning rate adapts to the KL divergence; None if it does not."""
         return AdaptiveRate.make(self.lr_schedule, self.lr)
 
     def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter; of an adaptive learning rate the value that it begins with."""
+        """Return the schedule of a hyperparameter; for an adaptive learning rate, its constant initial value."""
         if name == "lr" and self.adaptive_rate is not None:
             return Schedule.make(self.lr)
         return super().schedule(name)
@@ -222,7 +222,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     # -- learning
 
     def learn(self) -> Tensor:
-        """Learn from the rollout that was collected; return how much of the returns the values explained, 0-d.
+        """Learn from the collected rollout; return the explained variance of the values, 0-d.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, algorithm 1.
         """
@@ -237,7 +237,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def renews(self) -> bool:
-        """Whether advantages are estimated anew between two epochs."""
+        """Whether advantages are estimated again between epochs."""
         return self.config.recompute_advantages
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -277,7 +277,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return advantages, targets
 
     def _made(self, advantages: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return what updates read of `_estimated`, `[horizon, num_envs]` each, by name."""
+        """Return the results of `_estimated` as updates read them, `[horizon, num_envs]` each, by name."""
         moments = self.policy.value_moments
         return {keys.ADVANTAGES: advantages, keys.RETURNS: targets if moments is None else moments.normalize(targets)}
 
@@ -331,10 +331,10 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             columns = columns * batch[keys.VALID]
         return columns.flatten(1).sum(1)
 
-    # -- what surrounds it
+    # -- settings, checks and metrics
 
     def set_lr(self, lr: float | None) -> None:
-        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None has an adaptive one begin anew."""
+        """Set the learning rate; see `GenericAlgorithmBase.set_lr`. None restarts an adaptive one."""
         super().set_lr(lr)
         self.updater.adapts = lr is None and self.updater.objective.rate is not None
         if self.updater.adapts:
@@ -364,7 +364,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def objective(self) -> Objective:
-        """PPO's losses, whose updates and learning rate may go by the KL divergence."""
+        """PPO's losses; the KL divergence may end the updates of a step and adapt the learning rate."""
         limit, rate = self.config.target_kl_div, self.config.adaptive_rate
         limit = None if limit is None else 1.5 * limit
         return Objective(self.losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, limit, rate)
@@ -386,7 +386,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return self.schedules["entropy_coeff"](now)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return the coefficients beside the learning rate, by the names of metrics."""
+        """Return the coefficients other than the learning rate, by metric name."""
         return {
             "coefficients/entropy": self.coefficient(self.counters[self.clock]),
             "coefficients/vf": self.config.vf_coeff,
@@ -410,11 +410,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             stacklevel=2,
         )
 
-    # -- advantages by the present critic
+    # -- advantages under the current critic
 
     @torch.no_grad()
     def recompute_targets(self) -> None:
-        """Estimate advantages anew by the present critic; units of rewards and values stay those of this step."""
+        """Estimate advantages again with the current critic; units of rewards and values stay those of this step."""
         rollout, horizon = self.rollout, self.config.horizon
         values, final_values = self._present_values()
         data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
@@ -440,7 +440,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return values, finals
 
     def _write_values(self, rows: Tensor, values: Tensor, finals: Tensor, ends: State) -> None:
-        """Write the values of some sequences, by number, `[rows]`, and the policy's states after them."""
+        """Write the values of the sequences with numbers `rows`, `[rows]`, and the policy's states after them."""
         policy, rollout, stepper = self.policy, self.rollout, self.horizons.collector.stepper
         sequences, copies = rows.div(rollout.num_envs, rounding_mode="floor"), rows.remainder(rollout.num_envs)
         state = {name: rollout.states[name][sequences, copies] for name in policy.initial_state(1)}

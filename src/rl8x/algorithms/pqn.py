@@ -109,7 +109,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         return super().collect(env_config=env_config)
 
     def learn(self) -> Tensor:
-        """Learn from the rollout that was collected; return how much of the returns the values explained, 0-d.
+        """Learn from the collected rollout; return the explained variance of the values, 0-d.
 
         Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
         """

@@ -84,7 +84,7 @@ class SACConfig(ActorCriticConfig):
 
     @classmethod
     def gpu(cls, **given: Any) -> Self:
-        """Return the config with FastSAC's values, for many copies on a GPU, but for what is given."""
+        """Return the config with FastSAC's values, for many copies on a GPU; `given` values replace them."""
         return cls.preset("gpu", **given)
 
 
@@ -156,7 +156,7 @@ class FlashSACConfig(
 class SAC(Learner[SACConfig], config=SACConfig):
     """Soft actor-critic. Made by `SACConfig(...).build(env)`.
 
-    It learns from a replay; from a data set by `SACConfig(...).build(dataset=...)`: then set `cql_coeff`.
+    It learns from a replay, or with `SACConfig(...).build(dataset=...)` from a data set: then set `cql_coeff`.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1.
     """
@@ -253,7 +253,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
         return [critics, policy, *([Minimise("alpha", self._alpha_loss)] if self.config.alpha is None else [])]
 
     def _critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
-        """Return L_Q; the temperature is found for what follows, too."""
+        """Return L_Q; also add the temperature to `found`, for later phases."""
         found["coefficients/alpha"] = alpha = self._alpha(nets)
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
         td_targets = self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0])
@@ -355,7 +355,7 @@ class SAC(Learner[SACConfig], config=SACConfig):
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
     def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
-        """Return actions, uniform, the policy's and its next ones, `[3 cql_samples, ...]`, and -log densities."""
+        """Return uniform, present and next actions, `[3 cql_samples, ...]`, and their negative log-densities."""
         noise = batch[CQL_NOISE]
         of_policy = [
             self._acted(nets["policy"](*observed(batch, key)), each)

@@ -68,7 +68,7 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
 
     @classmethod
     def gpu(cls, **given: Any) -> Self:
-        """Return the config with FastTD3's values, for many copies on a GPU, but for what is given."""
+        """Return the config with FastTD3's values, for many copies on a GPU; `given` values replace them."""
         return cls.preset("gpu", **given)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class FastTD3Config(TD3Config, defaults=PRESETS["TD3"]["gpu"]):
 class TD3(Learner[TD3Config], config=TD3Config):
     """Twin delayed deep deterministic policy gradients. Made by `TD3Config(...).build(env)`.
 
-    It learns from a replay; from a data set by `TD3Config(...).build(dataset=...)`: then set `actor_bc_coeff`.
+    It learns from a replay, or with `TD3Config(...).build(dataset=...)` from a data set: then set `actor_bc_coeff`.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1.
     """

@@ -1,4 +1,4 @@
-"""The policies of distillation: the teacher, found where it is named and described as plain data, and who acts."""
+"""The policies of distillation: how to find and describe the teacher, and how student and teacher act together."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 
 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
-    """Describe a policy as plain data without its weights; one whose making nobody knows is in it as a copy.
+    """Describe a policy as plain data without its weights, or as a copy of the policy if it cannot be rebuilt.
 
-    A student's checkpoint has that and the weights, so that it can be resumed without the teacher's run.
+    A student's checkpoint has the description and the weights, so that it can be resumed without the teacher's run.
     """
     description: dict[str, Any] = {
         "source": source,
@@ -63,7 +63,7 @@ def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
         cls, arguments = policy.form
         kept = {name: value for name, value in arguments.items() if name != "normalize_values"}
         return description | {"class": cls, "arguments": kept}
-    try:  # of a model instance, or a user's policy class; checkpoints report that it cannot be written
+    try:  # made from a model instance, or a user's policy class; checkpoints report that they cannot save it
         return description | {"policy": copy.deepcopy(policy)}
     except Exception as error:  # anything that the user's objects may raise
         raise TypeError(
@@ -73,7 +73,7 @@ def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
 
 
 def make_teacher(description: Mapping[str, Any]) -> Policy:
-    """Make the policy of a description, with initial weights unless it is in it, and without gradients."""
+    """Return the policy in a description, else make one with initial weights; its weights need no gradients."""
     policy = description.get("policy")
     if policy is None:
         observation, action = (space_from_plain(json.loads(space)) for space in description["spaces"])
@@ -85,7 +85,7 @@ def make_teacher(description: Mapping[str, Any]) -> Policy:
 
 
 def read_weights(description: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return the weights of a described policy from the run that it names; raise a `ValueError` if they are others."""
+    """Return the weights of a described policy from its run; raise a `ValueError` if they have changed."""
     source = description["source"]
     if source is None:
         raise ValueError("the teacher's description has no weights: name its run in `teacher`, or resume.")
@@ -118,7 +118,7 @@ PLAYS: Final = "teacher_plays"
 _TEACHERS: Final = "teacher/"
 """Prefix of the teacher's state."""
 _AGE: Final = f"{_TEACHERS}(age)"
-"""How many steps ago the teacher's state was reset, where it is reset within episodes."""
+"""Steps since the last reset of the teacher's state, if it is reset within episodes."""
 
 
 class Student(Policy):
@@ -135,7 +135,7 @@ class Student(Policy):
 class Guided(nn.Module):
     """The policy for collecting: the student, and a teacher that labels observations and acts with probability `beta`.
 
-    Its state is that of both, each as if it acted alone. Programs read `beta`: change it in place.
+    Its state has the states of both, as if each acted alone. Programs read `beta`: change it in place.
     """
 
     beta: Tensor
@@ -170,7 +170,7 @@ class Guided(nn.Module):
         return state | ({_AGE: age} if self.teacher.state_reset_every else {})
 
     def forgotten(self, num_envs: int) -> State:
-        """Return the student's initial state alone, each `[num_envs, *]`: the teacher's has an interval of its own."""
+        """Return the student's initial state alone, each `[num_envs, *]`: the teacher's resets at its own interval."""
         return self.student.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
@@ -180,7 +180,7 @@ class Guided(nn.Module):
         return torch.cat((drawn, who), -1)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
-        """Choose actions, without noise the student's most likely ones, and label observations; see `Policy.act`."""
+        """Choose actions (without noise: the student's most likely ones), and label observations; see `Policy.act`."""
         own = {name: value for name, value in state.items() if not name.startswith(_TEACHERS)}
         others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys() - {_AGE}}
         forgets, age = starts, {}
@@ -210,7 +210,7 @@ def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
 
 
 def view_of(env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> Callable[[Any], Any]:
-    """Return what gives a teacher its part of an environment's observations: all, some parts, or the part `obs`."""
+    """Return a function that selects a teacher's part of an observation: all of it, some parts, or the part `obs`."""
     if env == teacher:
         return lambda obs: obs
     shown = dict(env.spaces) if isinstance(env, spaces.Dict) else {}
