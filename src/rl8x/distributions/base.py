@@ -23,27 +23,26 @@ Actions: TypeAlias = Any
 
 
 class Distribution(nn.Module):
-    """A family of distributions over an action space, one member for each row of a model's features.
+    """Distributions over an action space, one for each row of a model's features.
 
-    It is built once, from the action space. Everything but `draw` is a pure function of tensors without a copy to the
-    host, so that it can be compiled or captured; the noise that sampling needs is drawn outside, a whole horizon at
-    once.
+    It is built once, from the action space. All methods except `draw` are pure functions of tensors without host syncs,
+    so that they can be compiled or captured; the noise for sampling is drawn outside, for a whole horizon at once.
 
     Args:
         space: Space of one copy's action.
 
     Attributes:
-        num_features: Width of the features that it is made from.
+        num_features: Width of the model's features for one row.
         num_noise: Random numbers that one sample needs.
-        by_copy: Whether the first axis of features has to be that of the environment's copies, which differ; in
-            minibatches it is another.
+        by_copy: Whether copies of the environment have different distributions, so that the first axis of features must
+            be that of the copies; in minibatches it is not.
         default_for: Kinds of action space for which the distribution is the default; built-in ones only.
     """
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
 
     draw: Callable[..., Tensor] = staticmethod(torch.rand)
-    """Draws what sampling needs, float32 `[..., num_noise]`: `torch.rand` or `torch.randn`, or called as they are."""
+    """Draws the noise for sampling, float32 `[..., num_noise]`: `torch.rand`, `torch.randn`, or a similar function."""
 
     num_features: int
     num_noise: int
@@ -55,7 +54,7 @@ class Distribution(nn.Module):
 
     @abstractmethod
     def from_features(self, features: Tensor, mask: Any = None) -> Params:
-        """Make the distributions that a model's features stand for, once a batch: the `params` of the other methods.
+        """Compute the distributions' parameters from a model's features: the `params` of the other methods.
 
         Args:
             features: The model's output, `[..., num_features]`.
@@ -64,7 +63,7 @@ class Distribution(nn.Module):
 
     @abstractmethod
     def sample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw actions, `[..., *action]`; return them and what `logp` gives for them to the bit, `[...]`.
+        """Draw actions, `[..., *action]`; return them and their log-probabilities, bit-identical to `logp`, `[...]`.
 
         Args:
             params: From `from_features`, `[...]`.
@@ -99,7 +98,7 @@ class Distribution(nn.Module):
     def kl(self, params: Params, other: Params) -> Tensor:
         """Return the Kullback-Leibler divergences KL(params || other) in nats, `[...]`.
 
-        Distillation and an adaptive learning rate use it; other training does without it.
+        Only distillation and an adaptive learning rate use it.
 
         Args:
             params: From `from_features`, `[...]`.
@@ -142,7 +141,7 @@ class Distribution(nn.Module):
 
 
 BUILTIN: Final[dict[str, type[Distribution]]] = {}
-"""The built-in distributions by name; the package fills it, since one of them makes its parts by this table."""
+"""The built-in distributions by name. The package fills this table, from which `Composite` makes its parts."""
 
 
 def make_distribution(

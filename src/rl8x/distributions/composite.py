@@ -22,13 +22,13 @@ CompositeParams = dict[str, Any]
 class Composite(Distribution):
     """Independent distributions over the parts of a `Dict` or `Tuple` space.
 
-    Actions are a dict of tensors for both kinds of space; a `Tuple`'s keys are "0", "1", ... Features and noise are the
-    parts' side by side, in the space's order. Log-probabilities, entropies and divergences are sums over the parts.
+    Actions are a dict of tensors for both kinds of space; a `Tuple`'s keys are "0", "1", ... Features and noise of the
+    parts lie side by side, in the space's order. Log-probabilities, entropies and divergences are sums over the parts.
 
     Args:
-        space: The `Dict` or `Tuple` space; its parts may be of these kinds themselves.
-        parts: For a part's key, the arguments of its distribution, and as `"distribution"` its name or class where it
-            is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
+        space: The `Dict` or `Tuple` space; its parts may also be `Dict` or `Tuple` spaces.
+        parts: Arguments of the parts' distributions by key, with `"distribution"` for a name or class other than the
+            default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
     """
 
     default_for = (spaces.Dict, spaces.Tuple)
@@ -54,7 +54,7 @@ class Composite(Distribution):
         self.num_noise = sum(part.num_noise for part in self.named.values())
 
     def from_features(self, features: Tensor, mask: Mapping[str, Any] | None = None) -> CompositeParams:
-        """Make each part's distribution by key, from features side by side `[..., num_features]` and masks by key."""
+        """Compute each part's parameters by key, from joined features `[..., num_features]` and masks by key."""
         pieces = torch.split(features, [part.num_features for part in self.named.values()], -1)
         named = zip(self.named.items(), pieces, strict=True)
         return {key: part.from_features(piece, (mask or {}).get(key)) for (key, part), piece in named}
@@ -64,7 +64,7 @@ class Composite(Distribution):
         return _joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def rsample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw the same as `sample`, from noise `[..., num_noise]`, with gradients; every part has to be continuous."""
+        """Draw actions as `sample` does, from noise `[..., num_noise]`, with gradients; parts must be continuous."""
         return _joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def mode(self, params: CompositeParams) -> Actions:
@@ -85,16 +85,16 @@ class Composite(Distribution):
 
     @property
     def has_kl(self) -> bool:
-        """Whether the distributions of all parts have one."""
+        """Whether all parts' distributions have a `kl`."""
         return all(part.has_kl for part in self.named.values())
 
     @property
     def clips(self) -> bool:
-        """Whether one of the parts does."""
+        """Whether `env_actions` of any part may change actions."""
         return any(part.clips for part in self.named.values())
 
     def env_actions(self, actions: Actions) -> Actions:
-        """Return what the environment gets of each part, `[..., *action]`."""
+        """Return the environment's actions for each part, `[..., *action]`."""
         return {key: part.env_actions(actions[key]) for key, part in self.named.items()}
 
     def draw(self, size: Sequence[int], **options: Any) -> Tensor:

@@ -28,9 +28,9 @@ class NormalParams(NamedTuple):
 
 
 class Normal(Distribution):
-    """Normal distributions over a `Box`, independent of each other; actions float32 `[..., *action]`, never clipped.
+    """Independent normal distributions over a `Box`; actions are float32 `[..., *action]`, and never clipped.
 
-    `env_actions` clips what the environment gets; what is stored and scored is the action as it was sampled.
+    `env_actions` clips actions for the environment; actions are stored and scored as sampled.
 
     Args:
         space: The `Box` space of floating-point numbers, bounded or not.
@@ -92,13 +92,13 @@ class Normal(Distribution):
         return NormalParams(self._shaped(mean), (self._shaped(log_std) + self.log_initial_std).clamp(low, high))
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions `[..., *action]` by standard normal numbers `[..., num_noise]`; log-densities `[...]`."""
+        """Draw actions `[..., *action]` and log-densities `[...]` from standard normal noise `[..., num_noise]`."""
         actions = self._placed(self._drawn(params, noise))
-        # Scored as a stored action is, from its rounded value: with the same weights both are the same bits.
+        # Scored from the rounded action, like a stored action, so that the same weights give the same bits.
         return actions, self.logp(params, actions)
 
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same as `sample`, `[..., *action]` and `[...]`, through which gradients flow already."""
+        """Return the results of `sample`, `[..., *action]` and `[...]`, through which gradients flow already."""
         return self.sample(params, noise)
 
     def mode(self, params: NormalParams) -> Tensor:
@@ -117,7 +117,7 @@ class Normal(Distribution):
         """Return the sum of `log s2 - log s1 + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2`, `[...]`."""
         shift = (params.mean - other.mean) * (-other.log_std).exp()
         log_ratio = params.log_std - other.log_std
-        # expm1 keeps the digits that the difference of two nearly equal standard deviations would lose.
+        # expm1 keeps digits that the difference of two nearly equal variances would lose.
         return self._summed(0.5 * (torch.expm1(2.0 * log_ratio) + shift.square()) - log_ratio)
 
     @property
@@ -132,7 +132,7 @@ class Normal(Distribution):
         return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
 
     def _placed(self, drawn: Tensor) -> Tensor:
-        """Return the actions that numbers of the normal distribution stand for, `[..., *action]` each."""
+        """Map numbers of the normal distribution to actions, `[..., *action]` each."""
         return drawn
 
     def _drawn(self, params: NormalParams, noise: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class Normal(Distribution):
 
 
 class Scaled(Normal):
-    """Normal distributions in a bounded `Box`, in which tanh of a number is a place between the bounds."""
+    """The common base of distributions over a bounded `Box` that scale a tanh to its bounds."""
 
     default_for = ()
 
@@ -165,7 +165,7 @@ class Scaled(Normal):
             self.register_buffer(name, value.float(), persistent=False)
 
     def _squashed(self, u: Tensor) -> Tensor:
-        """Return `middle + half_range * tanh(u)`, `[..., *action]`, within the bounds whatever is rounded."""
+        """Return `middle + half_range * tanh(u)`, `[..., *action]`, within the bounds despite rounding."""
         return self.env_actions(torch.addcmul(self.action_middle, self.action_half_range, u.tanh()))
 
 
@@ -187,15 +187,15 @@ _LARGEST_TANH = 1.0 - 2.0**-24
 
 
 class SquashedNormal(Scaled):
-    """Normal distributions through tanh, scaled to a bounded `Box`; actions float32 `[..., *action]`, inside of it.
+    """Normal distributions through tanh, scaled to a bounded `Box`; actions are float32 `[..., *action]`, within it.
 
         u ~ Normal(mean, std),  a = middle + half_range * tanh(u)
         log p(a) = log Normal(u) - log half_range - 2 (log 2 - u - softplus(-2 u))
 
-    `logp` finds u again from a stored action, which float32 rounds to a bound of the box where |u| > 8.7; the density
-    of such an action is taken at |u| = 8.7. `sample` scores in the same way, as an importance ratio needs it; `rsample`
-    scores by the u that was drawn, whose gradient and value are right however far out it lies, as a maximum-entropy
-    loss needs it.
+    `logp` recovers u from a stored action, which float32 rounds to a bound of the box if |u| > 8.7; the density of
+    such an action is taken at |u| = 8.7. `sample` scores in the same way, as importance ratios need it; `rsample`
+    scores by the u that was drawn, whose value and gradient are right however large |u| is, as maximum-entropy losses
+    need it.
 
     Arguments are those of `Normal`; standard deviations are those before squashing.
 
@@ -223,9 +223,9 @@ class SquashedNormal(Scaled):
         return self._squashed(drawn)
 
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the same as `sample`, log-densities `[...]` from before rounding; gradients flow through both."""
+        """Draw actions as `sample` does; gradients flow through them and log-densities `[...]` from before rounding."""
         u, noise = self._drawn(params, noise), self._shaped(noise)
-        # (u - mean) / std is the noise, whatever the parameters: the gradient of the density goes through the rest.
+        # (u - mean) / std is the noise, a constant: the gradient of the density flows through the other terms.
         logp = -0.5 * noise.square() - params.log_std - HALF_LOG_2PI
         return self._squashed(u), self._squashed_density(logp, u)
 
@@ -250,12 +250,12 @@ class SquashedNormal(Scaled):
         return super().entropy(params) + self._summed((log_derivative(u) * self.node_weights).sum(-1) + self.log_scale)
 
     def _squashed_density(self, logp: Tensor, u: Tensor) -> Tensor:
-        """Return the log-density of actions, `[...]`, given that of their u, `[..., *action]` each."""
+        """Return the log-density of actions, `[...]`, from u and its log-density, `[..., *action]` each."""
         return self._summed(logp - log_derivative(u) - self.log_scale)
 
 
 def log_derivative(u: Tensor) -> Tensor:
-    """Return log d tanh(u)/du = log(1 - tanh(u)^2), of any shape, which would be log 0 as written for |u| > 9."""
+    """Return log d tanh(u)/du, of any shape; computed as log(1 - tanh(u)^2) it would be log 0 for |u| > 9."""
     return 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
 
 
@@ -267,8 +267,8 @@ class NoisyDeterministic(Scaled):
 
         mu = middle + half_range tanh(f),  a = clip(mu + half_range sigma noise, low, high)
 
-    In each dimension the bounds have a probability, that of what is clipped to them, and between them there is a
-    density. `logp` is the logarithm of the one at a bound, else of the other.
+    In each dimension the bounds have the probability of the samples clipped to them, and between the bounds there is a
+    density. `logp` is the log-probability at a bound, and the log-density elsewhere.
 
     Copies may have standard deviations of their own, evenly spread over a range: copy i of n has
     `min + (max - min) (i + 1/2) / n`. Then the first axis of features is that of the copies. Unlike standard deviations
@@ -277,14 +277,14 @@ class NoisyDeterministic(Scaled):
     Args:
         space: The `Box` space, with finite bounds.
         noise_std: The standard deviation sigma, as a share of half the range of an action, > 0.
-        noise_std_min: Where copies have standard deviations of their own, the smallest; `noise_std` is then the
-            largest. Only TD3, whose losses need no log-probabilities, can train with it.
+        noise_std_min: The smallest standard deviation, if copies have their own; `noise_std` is then the largest.
+            Only TD3, whose losses need no log-probabilities, can train with it.
 
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,
     arXiv:2505.22642, section 3.
     """
 
-    kl = Distribution.kl  # `Normal`'s is that of actions that are not clipped
+    kl = Distribution.kl  # `Normal`'s is for actions without clipping
 
     def __init__(
         self, space: gymnasium.Space[Any], *, noise_std: float = 0.1, noise_std_min: float | None = None
@@ -301,10 +301,10 @@ class NoisyDeterministic(Scaled):
         self.by_copy = self.noise_std_min < self.noise_std
 
     def from_features(self, features: Tensor, mask: None = None) -> NormalParams:
-        """Make means in the box, and logarithms of standard deviations, from features `[..., num_features]`."""
+        """Compute means in the box, and log standard deviations, from features `[..., num_features]`."""
         mean, shares = self.means(features), torch.full_like(self.action_half_range, self.noise_std)
         if self.by_copy:
-            copies = mean.shape[0]  # `len` would fix it in a trace
+            copies = mean.shape[0]  # a trace would fix `len`
             places = (torch.arange(copies, device=mean.device, dtype=mean.dtype) + 0.5) / copies
             spread = self.noise_std - self.noise_std_min
             shares = (self.noise_std_min + spread * places).view(-1, *(1,) * (mean.dim() - 1))
@@ -322,7 +322,7 @@ class NoisyDeterministic(Scaled):
         return self.env_actions(drawn)
 
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
-        """Return log-densities, at bounds log-probabilities, of actions `[..., *action]`, summed over dimensions."""
+        """Return log-densities (at bounds log-probabilities) of actions `[..., *action]`, summed over dimensions."""
         below, above = self._tails(params)
         each = torch.where(actions >= self.action_high, log_ndtr(-above), normal_logp(params, actions))
         each = torch.where(actions <= self.action_low, log_ndtr(below), each)
@@ -337,7 +337,7 @@ class NoisyDeterministic(Scaled):
         """
         below, above = self._tails(params)
         inside = ndtr(above) - ndtr(below)
-        # By the logarithms: the gradient of `entr` is infinite where a probability has become 0.
+        # From logarithms: the gradient of `entr` is infinite where a probability is 0.
         ends = -sum(log_p.exp() * log_p for log_p in (log_ndtr(below), log_ndtr(-above)))
         each = inside * (params.log_std + _HALF_LOG_2PI_E) + 0.5 * (_moment(below) - _moment(above)) + ends
         return self._summed(each)

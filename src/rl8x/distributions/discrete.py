@@ -26,15 +26,15 @@ class CategoricalParams(NamedTuple):
 
 
 class Choices(Distribution):
-    """What one choice among numbered actions and several independent ones share; actions are int64."""
+    """The common base of one choice among numbered actions and of several independent choices; actions are int64."""
 
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions `[..., *action]` by one uniform number a choice, `[..., num_noise]`; score them, `[...]`."""
+        """Draw actions `[..., *action]` with one uniform number per choice, `[..., num_noise]`; score them, `[...]`."""
         index = inverse_cdf(params.log_probs, noise.reshape(params.log_probs.shape[:-1]))
         return self._to_actions(index), self._summed(pick(params.log_probs, index))
 
     def mode(self, params: CategoricalParams) -> Tensor:
-        """Return the most likely actions `[..., *action]`, the first of equals."""
+        """Return the most likely actions `[..., *action]`; among equally likely ones, the first."""
         return self._to_actions(params.log_probs.argmax(-1))
 
     def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ class Choices(Distribution):
 
     @abstractmethod
     def _to_actions(self, index: Tensor) -> Tensor:
-        """Return the actions `[..., *action]` that the numbers of choices, from 0, stand for."""
+        """Return the actions `[..., *action]` with these indices of choices, which count from 0."""
 
     @abstractmethod
     def _to_index(self, actions: Tensor) -> Tensor:
-        """Return the numbers of choices, from 0, that actions stand for; the other way round."""
+        """Invert `_to_actions`: return the indices of choices, from 0, of actions."""
 
     def _summed(self, each: Tensor) -> Tensor:
-        """Add up what the choices give, `[...]`."""
+        """Sum over the choices, `[...]`."""
         return each
 
 
@@ -85,7 +85,7 @@ class Categorical(Choices):
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> CategoricalParams:
         """Normalise logits `[..., num_actions]`; actions where `mask`, of the same shape, is False have probability 0.
 
-        Where a row of `mask` allows nothing, every action is as likely as any other.
+        If a row of `mask` allows nothing, all actions are equally likely.
         """
         logits = features if mask is None else masked_logits(features, mask)
         return CategoricalParams(logits.log_softmax(-1))
@@ -100,8 +100,8 @@ class Categorical(Choices):
 class MultiCategorical(Choices):
     """Independent categorical distributions over a `MultiDiscrete` space; actions int64 `[..., *space.shape]`.
 
-    Features are the logits of the first choice, then those of the second, and so on. Inside, every choice has as many
-    logits as the widest one, the missing ones illegal, so that all are one tensor `[..., num_choices, most_actions]`.
+    Features are the logits of the first choice, then those of the second, and so on. Internally every choice is padded
+    with illegal actions to the widest one, so that all logits are one tensor `[..., num_choices, most_actions]`.
 
     Args:
         space: The `MultiDiscrete` space; actions count from its `start`.
@@ -136,13 +136,13 @@ class MultiCategorical(Choices):
 
         Args:
             features: Logits, `[..., num_features]`.
-            mask: True where an action is legal, laid out like the logits, `[..., num_features]`, bool. Of a choice of
-                which it allows nothing, every action is as likely as any other.
+            mask: True where an action is legal, laid out like the logits, `[..., num_features]`, bool. If it allows no
+                action of a choice, all of its actions are equally likely.
         """
         logits = self._by_choice(features)
         legal = None if mask is None else self._by_choice(mask)
         if self.padded and legal is not None:
-            # Where nothing is allowed, only the columns of no action may stay illegal.
+            # If a choice allows nothing, only its padding stays illegal.
             nothing = ~legal.any(-1, keepdim=True)
             logits, legal = logits.masked_fill(nothing, 0.0), (legal | nothing) & self.exists
         elif self.padded:
@@ -171,18 +171,18 @@ def pick(log_probs: Tensor, index: Tensor) -> Tensor:
 def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """Return for each row the first choice whose cumulative probability exceeds the uniform number.
 
-    The threshold is `uniform * total`, with the total as it was summed: smaller than the total whatever is rounded, so
-    that the index is always in range.
+    The threshold is `uniform * total`, with the total as summed here: despite rounding it is below the total, so that
+    the index is always in range.
     """
     probs = log_probs.detach().float().exp()
     uniform = uniform.clamp(max=LARGEST_UNIFORM)
     if probs.shape[-1] > _UNROLLED_CHOICES:
-        # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, so
-        # that has to be asked for, and the last sum need not be the largest.
+        # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, which
+        # is therefore tested, and the last sum need not be the largest.
         partial_sums = probs.cumsum(-1).where(probs > 0, 0.0)
         thresholds = (uniform * partial_sums.amax(-1)).unsqueeze(-1)
         return (partial_sums > thresholds).to(torch.uint8).argmax(-1)
-    # Added up one by one, a choice of probability 0 leaves the sum as it is, and cannot be the first above anything.
+    # Summed one by one, a choice of probability 0 does not change the sum, so it is never the first above a threshold.
     columns = probs.unbind(-1)
     sums = [columns[0]]
     for column in columns[1:]:
@@ -217,17 +217,17 @@ class Bernoulli(Distribution):
         self.num_features = self.num_noise = math.prod(self.action_shape)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> BernoulliParams:
-        """Take features as log-odds; where `mask` is False, only 0 is legal. All are `[..., num_bits]`."""
+        """Use features as log-odds; where `mask` is False, only 0 is legal. All are `[..., num_bits]`."""
         return BernoulliParams(features if mask is None else masked_logits(features, mask))
 
     def sample(self, params: BernoulliParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *space.shape]` from uniform numbers `[..., num_bits]`, with log-probabilities `[...]`."""
-        # Strictly below, and never 1: probabilities that float32 rounds to 0 or 1 are certain.
+        # Noise is never 1 and must be strictly below, so that probabilities that round to 0 or 1 are certain.
         ones = noise.clamp(max=LARGEST_UNIFORM) < params.logits.detach().float().sigmoid()
         return self._to_actions(ones), _logp(params.logits, ones)
 
     def mode(self, params: BernoulliParams) -> Tensor:
-        """Return 1 where that is more likely than 0, `[..., *space.shape]`."""
+        """Return 1 where 1 is more likely than 0, `[..., *space.shape]`."""
         return self._to_actions(params.logits > 0)
 
     def logp(self, params: BernoulliParams, actions: Tensor) -> Tensor:
@@ -263,19 +263,19 @@ class EpsilonGreedyParams(NamedTuple):
 
 
 class EpsilonGreedy(Categorical):
-    """With probability epsilon a legal action at random, else the greedy one; features are values of actions.
+    """A random legal action with probability epsilon, else the greedy one; features are values of actions.
 
         p(a) = epsilon / n + (1 - epsilon) [a = argmax_b Q(b)],    a and b among the n legal actions
 
-    Of actions with the same value the first is greedy. Where a mask allows nothing, everything is legal. Features get
-    no gradient: neither the greedy action nor a probability changes with a value that changes a little.
+    Of actions with the same value the first is greedy. If a mask allows nothing, all actions are legal. Features get
+    no gradient: small changes of values change neither the greedy action nor a probability.
 
     Args:
         space: The `Discrete` space; actions count from its `start`.
-        epsilon: Share of random actions at first, in [0, 1].
+        epsilon: Initial share of random actions, in [0, 1].
 
     Attributes:
-        epsilon: The share now, 0-d float32. Programs read it, so that it is changed in place (`set_epsilon`).
+        epsilon: The current share, 0-d float32. Programs read it, so change it in place (`set_epsilon`).
 
     Source: Watkins 1989, "Learning from delayed rewards"; Mnih et al. 2015, "Human-level control through deep
     reinforcement learning", algorithm 1.
@@ -294,20 +294,20 @@ class EpsilonGreedy(Categorical):
         """Change the share of random actions in place.
 
         Args:
-            epsilon: The new share, in [0, 1]; with another one a ValueError is raised, and the share stays as it is.
+            epsilon: The new share, in [0, 1]; any other raises a `ValueError`, and the share stays unchanged.
         """
         if not 0.0 <= epsilon <= 1.0:
             raise ValueError(f"`epsilon` must be at least 0 and at most 1; got {epsilon!r}.")
         self.epsilon.fill_(epsilon)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedyParams:  # type: ignore[override]
-        """Make the mixture from the values of actions, `[..., num_actions]`.
+        """Compute the action probabilities from the values of actions, `[..., num_actions]`.
 
         Args:
-            features: Values, up to a number that is the same for all actions of a row.
+            features: Values, up to a constant that is the same for all actions of a row.
             mask: True where an action is legal, of the same shape, bool; None: all are.
         """
-        # Finite, so that illegal ones are smaller even where a value is -inf.
+        # Finite, so that illegal actions are smaller even if a value is -inf.
         features = features.detach().clamp(min=torch.finfo(features.dtype).min)
         legal = torch.ones_like(features, dtype=torch.bool) if mask is None else mask | ~mask.any(-1, keepdim=True)
         greedy = torch.where(legal, features, -torch.inf).argmax(-1)

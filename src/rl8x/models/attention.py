@@ -16,7 +16,7 @@ SKIPS: Final = ("residual", "cat", "none")
 
 
 class Skip(nn.Module):
-    """Join a layer's input x and output y: `residual` x + y, `cat` both side by side, `none` y alone.
+    """Join a layer's input x and output y: x + y (`residual`), both side by side (`cat`), or y alone (`none`).
 
     Args:
         kind: One of these names.
@@ -24,7 +24,7 @@ class Skip(nn.Module):
         num_outputs: Width of y; for `residual` the same.
 
     Attributes:
-        num_outputs: Width of what is joined: `num_inputs + num_outputs` for `cat`, else that of y.
+        num_outputs: Width of the result: `num_inputs + num_outputs` for `cat`, else that of y.
     """
 
     def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
@@ -40,11 +40,11 @@ class Skip(nn.Module):
         self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return both joined, `[..., self.num_outputs]`.
+        """Return the joined tensors, `[..., self.num_outputs]`.
 
         Args:
             x: The layer's input, `[..., num_inputs]`.
-            y: Its output, as wide as it was said to be.
+            y: The layer's output, `[..., num_outputs]` as in the constructor.
         """
         if self.kind == "residual":
             return x + y
@@ -123,7 +123,7 @@ class Attention(nn.Module):
         else:
             mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
             sees = mask.any(-1, keepdim=True)
-            # A softmax over nothing is NaN in some kernels: such a query looks everywhere, and the result is dropped.
+            # Some kernels return NaN for a query that sees nothing: let it see everything, and drop the result.
             gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
             gathered = gathered.masked_fill(~sees, 0.0)
         out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
@@ -131,7 +131,7 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to a context, then a perceptron; inputs are normalised before, skip connections lead around each.
+    """Attention to a context, then a perceptron; each has normalised inputs and a skip connection.
 
     Args:
         width: Width of the queries; a multiple of `num_heads`.
@@ -187,7 +187,7 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(CrossAttention):
-    """A block of attention of a sequence to itself; arguments are those of `CrossAttention` but for the context's."""
+    """A block of self-attention; arguments are those of `CrossAttention`, except `context_width`."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class SelfAttentionStack(nn.Module):
     Args:
         width: Width of the sequence; a multiple of `num_heads`.
         num_heads: Heads of each block, at least 1.
-        num_layers: How many blocks, at least 1.
+        num_layers: Number of blocks, at least 1.
         options: Further arguments of `SelfAttention`.
 
     Attributes:
@@ -247,7 +247,7 @@ class Perceiver(nn.Module):
 
     Args:
         num_inputs: Width of the inputs.
-        num_latents: How many latent vectors, at least 1.
+        num_latents: Number of latent vectors, at least 1.
         width: Their width; a multiple of `num_heads`.
         num_heads: Heads of each attention, at least 1.
         num_layers: Times that the latents look at the inputs, at least 1.
@@ -324,6 +324,6 @@ class PointerNetwork(nn.Module):
             mask: True where there is an element that may be chosen, `[..., S]`, bool.
         """
         hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
-        # A sum, and no product of matrices, which autocast would take in bfloat16.
+        # A sum, since autocast would compute a matrix product in bfloat16.
         logits = (hidden.float() * self.score.weight.squeeze(0)).sum(-1)
         return logits if mask is None else masked_logits(logits, mask)

@@ -23,10 +23,10 @@ State = dict[str, Tensor]
 class Model(nn.Module):
     """A network from observations to the features of an action distribution and to values.
 
-    A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
-    this one's, and `forward`. `build` runs it on an observation of the space, and says what of its results does not
-    fit. It acts in evaluation mode, and is in training mode for the losses that train it. With `precision="bf16"` its
-    matmuls are bfloat16, but for layers of kind `Head`.
+    A model of your own is a subclass with `forward` and `__init__(self, observation_space, num_features,
+    **model_config)`, which calls this one's. `build` runs it on an observation of the space, and reports results that
+    do not fit. It acts in evaluation mode, and computes training losses in training mode. With `precision="bf16"` its
+    matmuls are bfloat16, except in `Head` layers.
 
     Args:
         observation_space: Space of one copy's observation.
@@ -43,7 +43,7 @@ class Model(nn.Module):
         self.num_features = num_features
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state before anything was seen, tensors by name, each `[num_envs, *]`; none when feedforward.
+        """Return the initial state, tensors by name, each `[num_envs, *]`; empty when feedforward.
 
         Args:
             num_envs: Copies of the environment.
@@ -51,7 +51,7 @@ class Model(nn.Module):
         return {}
 
     def actor_state(self, state: State) -> State:
-        """Return those tensors of a state that `policy_features` needs for actions alone, without the critic's.
+        """Return the part of a state that `policy_features` needs for actions, without the critic's.
 
         Args:
             state: A whole state, each `[B, *]`.
@@ -150,7 +150,7 @@ def default_model(observation_space: gymnasium.Space[Any]) -> str:
 def config_with_critic_obs(
     names: Sequence[str], spec: Any, space: gymnasium.Space[Any], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a model's arguments with parts of the observation for the critic alone, and separate networks."""
+    """Return a model's arguments with critic-only parts of the observation, and with separate networks."""
     listed = ", ".join(map(repr, names))
     cls = model_class(spec, space) if not isinstance(spec, Model) else None
     if cls is None or not {"critic_obs", "shared"} <= inspect.signature(cls).parameters.keys():
@@ -161,7 +161,7 @@ def config_with_critic_obs(
         )
     given = model_config.get("critic_obs", ())
     if isinstance(given, str):
-        return dict(model_config)  # the model itself refuses it
+        return dict(model_config)  # the model itself rejects it
     return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}
 
 

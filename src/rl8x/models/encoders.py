@@ -1,4 +1,4 @@
-"""Encoders of an observation's parts, by space, and how observations become their inputs."""
+"""Encoders of observations: their parts as flat vectors or through convolutions, by space."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FlatObservations(nn.Module):
         self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
-        """Return observations `[..., *obs]` as `[..., width]`; a vector of float32 as it is."""
+        """Return observations `[..., *obs]` as `[..., width]`; a float32 vector is returned unchanged."""
         flat = [_flattened(leaf, part_at(path, obs)) for path, leaf in self.leaves]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
@@ -81,7 +81,7 @@ def _one_hot(index: Tensor, size: int) -> Tensor:
 
 
 def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: bool) -> gymnasium.Space[Any]:
-    """Return the space that the actor sees: a `Dict` without its parts `critic_obs`, which only the critic sees."""
+    """Return the actor's observation space: a `Dict` without the parts `critic_obs`, which only the critic sees."""
     if isinstance(critic_obs, str):
         raise ValueError(f"`critic_obs` must be a list of names; got {critic_obs!r}. Try [{critic_obs!r}].")
     if not critic_obs:
@@ -102,7 +102,7 @@ def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: 
 def visible_columns(
     space: gymnasium.Space[Any], widths: Sequence[int], critic_obs: Sequence[str], shared: bool
 ) -> Tensor | None:
-    """Return which columns of a flattened observation the actor sees, `[width]`, bool, by leaves' widths; None: all."""
+    """Return which columns of a flat observation the actor sees, `[width]`, bool, given leaf widths; None: all."""
     if actor_space(space, critic_obs, shared) is space:
         return None
     parts = zip(leaves(space), widths, strict=True)
@@ -115,12 +115,12 @@ Channels: TypeAlias = Literal["auto", "first", "last"]
 
 _FOR_LARGE: Final[Sequence[Convolution]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _FOR_SMALL: Final[Sequence[Convolution]] = ((16, 3, 1), (32, 3, 1))
-# Whole numbers that float32 tells from each other.
+# Number of levels up to which float32 represents whole numbers exactly.
 _MOST_LEVELS: Final = 2**24
 
 
 def is_image(space: gymnasium.Space[Any]) -> bool:
-    """Say whether a space is a `Box` of rank 3, or of rank 2 and whole numbers, and at least 5 x 5."""
+    """Return whether a space is a `Box` of at least 5 x 5, of rank 3, or of rank 2 with whole numbers."""
     if not isinstance(space, spaces.Box):
         return False
     if len(space.shape) == 2:
@@ -150,7 +150,7 @@ class ImageEncoder(nn.Module):
         self.channels_last = not self.flat and (channels == "last" or (channels == "auto" and last <= first))
         self.shape = (last, *shape[:2]) if self.channels_last else tuple(shape)
         low, high = float(space.low.min()), float(space.high.max())
-        # Without bounds those of the dtype stand in the space: float32 would make the same of all numbers.
+        # Unbounded spaces have the bounds of their dtype: scaled by those, float32 could not tell numbers apart.
         scaled = np.issubdtype(space.dtype, np.integer) and high - low < _MOST_LEVELS
         self.low, self.range = (low, max(high - low, 1.0)) if scaled else (0.0, 1.0)
         if convolutions is None:
@@ -181,7 +181,7 @@ class ImageEncoder(nn.Module):
         """Return images `[T, B, *image]` as vectors, `[T, B, width]`."""
         images = self.images(obs)
         if torch.is_grad_enabled() and images.device.type == "cpu":
-            # oneDNN's gradients take two thirds of the time in this layout; a few images to act on gain nothing.
+            # oneDNN's gradients take two thirds of the time in this layout; acting on a few images gains nothing.
             images = images.contiguous(memory_format=torch.channels_last)
         encoded: Tensor = self.convolutions(images)
         return encoded.reshape(*obs.shape[:2], self.width)

@@ -1,4 +1,4 @@
-"""Layers by name, with their initial weights and side by side, and the eager training of perceptrons on the CPU.
+"""Layers by name, initial weights, stacks of layers, and fast eager training of perceptrons on the CPU.
 
 Autograd by itself keeps a new matrix for every product, activation and gradient. They come from memory that has left
 the cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. `perceptron` is one step of
@@ -22,7 +22,7 @@ from rl8x.names import unknown_name
 
 HIDDEN_GAIN = math.sqrt(2.0)
 INITS: Final = ("orthogonal", "uniform")
-"""How weights may begin."""
+"""Kinds of initial weights."""
 
 
 class SquaredReLU(nn.Module):
@@ -111,7 +111,7 @@ class LinearStack(nn.Module):
 
 
 class HeadStack(LinearStack):
-    """Such layers that compute in float32 where autocast has others compute in bfloat16."""
+    """Linear layers side by side that compute in float32, even under autocast to bfloat16."""
 
     def forward(self, x: Tensor, part: slice | None = None) -> Tensor:
         """Multiply all rows in one batched product."""
@@ -143,7 +143,7 @@ def linear(
     Args:
         num_inputs: Width of the input, `[..., num_inputs]`, at least 1.
         num_outputs: Width of the output, `[..., num_outputs]`, at least 1.
-        gain: Factor of the weight; sqrt(2) keeps the scale of what goes through a ReLU. None: the weight is uniform
+        gain: Factor of the weight; sqrt(2) keeps the scale of activations through ReLUs. None: the weight is uniform
             within 1 / sqrt(num_inputs).
         kind: Class of the layer.
 
@@ -165,21 +165,21 @@ def initialise(weight: Tensor, gain: float | None) -> None:
 
 
 def hidden_gain(init: str) -> float | None:
-    """Return the gain of hidden layers whose weights begin "orthogonal"; None where they begin "uniform"."""
+    """Return the gain of hidden layers with "orthogonal" initial weights; None for "uniform" ones."""
     if init not in INITS:
         raise ValueError(f"`init` must be {' or '.join(map(repr, INITS))}; got {init!r}.")
     return HIDDEN_GAIN if init == "orthogonal" else None
 
 
 def check_widths(**widths: int) -> None:
-    """Refuse numbers, by the names of arguments, that are not whole or less than 1."""
+    """Raise a `ValueError` for an argument that is not a whole number of at least 1."""
     for name, width in widths.items():
         if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Refuse widths that are not whole numbers of at least 1."""
+    """Raise a `ValueError` unless widths are whole numbers of at least 1."""
     legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
         raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")
@@ -187,8 +187,8 @@ def check_sizes(name: str, sizes: Sequence[int]) -> None:
 
 # -- perceptrons as one step of automatic differentiation
 
-# Multiplications, and rows, terms and columns, from which oneDNN is also faster in eager execution, where nothing is
-# fused.
+# Multiplications (`_LARGE`), and rows, terms and columns (`_WIDE`), from which oneDNN is also faster in eager
+# execution, where nothing is fused.
 _LARGE: Final = 2**23
 _WIDE: Final = 128
 
@@ -197,8 +197,8 @@ _NARROW: Final = 16
 
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
-# Activations whose derivatives are known from their results: what computes one in place, and the operator, with its
-# further arguments, that gives the gradient of its input from that of its result and the result.
+# Activations whose derivatives follow from their results: the in-place function, and the backward operator, which
+# takes the result's gradient, the result, and these further arguments.
 _ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor], Any, tuple[Any, ...]]]] = {
     nn.ReLU: (torch.relu_, torch.ops.aten.threshold_backward, (0,)),
     nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward, ()),
@@ -206,7 +206,7 @@ _ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor
 
 
 class Layer(NamedTuple):
-    """A linear layer, or a stack of such, and the kind of activation after it, if any."""
+    """A linear layer, or a stack of them, and the kind of activation after it, if any."""
 
     linear: nn.Linear | LinearStack
     activation: type[nn.Module] | None
@@ -215,8 +215,8 @@ class Layer(NamedTuple):
 def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
     """Return the layers of a perceptron, or of a stack, that `perceptron` can apply to x, `[rows, inputs]`.
 
-    None where the modules should be called: another precision, device or tracing is in force, or one of them is not a
-    plain linear layer, ReLU or tanh without hooks.
+    None if the modules must be called instead: on another precision or device, while tracing, or if one of them is not
+    a plain linear layer, ReLU or tanh without hooks.
     """
     direct = x.device.type == "cpu" and x.dtype == torch.float32
     if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
@@ -235,7 +235,7 @@ def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
 
 
 def perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """Apply layers one after the other, `[rows, inputs]` to `[rows, outputs]`; `[size, rows, ...]` where stacked."""
+    """Apply layers one after the other, `[rows, inputs]` to `[rows, outputs]`; stacks have `[size, rows, ...]`."""
     weights = [weight for layer in layers for weight in (layer.linear.weight, layer.linear.bias)]
     result: Tensor = _Perceptron.apply(x, [layer.activation for layer in layers], *weights)  # type: ignore[no-untyped-call]
     return result
@@ -274,7 +274,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """Go back through the layers; return the gradients of the input and of each weight and bias that needs one."""
     gradients: list[Tensor | None] = [None] * len(needed)
-    stacked = weights[0].dim() == 3  # `[size, inputs, outputs]`, where one weight is `[outputs, inputs]`
+    stacked = weights[0].dim() == 3  # `[size, inputs, outputs]`; else `[outputs, inputs]`
     for i in reversed(range(len(kinds))):
         kind = kinds[i]
         if kind is not None:
@@ -297,7 +297,7 @@ def _gradients(
 
 
 def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply `[rows, terms]` by `[terms, columns]` eagerly in float32 on the CPU, and add a bias; or stacks."""
+    """Multiply `[rows, terms]` by `[terms, columns]`, or stacks, eagerly in float32 on the CPU, and add a bias."""
     columns = right.shape[-1]
     if left.dim() == 2:
         if left.is_contiguous() and _suits_onednn(left, columns):
@@ -306,7 +306,7 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
     if left.shape[2] == 1:
         return left * right if bias is None else torch.addcmul(bias, left, right)
     if columns == 1 or _suits_onednn(left[0], columns):
-        # One by one: torch's batched products take twice as long, and those by vectors six times.
+        # One by one: torch's batched products take twice as long, those with vectors six times as long.
         result = left.new_empty(*left.shape[:2], columns)
         for i, product in enumerate(result):
             product.copy_(_multiply(left[i], right[i], None if bias is None else bias[i, 0]))
@@ -315,7 +315,7 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, for a weight's gradient; or stacks."""
+    """Multiply the transpose of `[terms, rows]` by `[terms, columns]`, or stacks, for a weight's gradient."""
     columns = right.shape[-1]
     if columns <= _NARROW:
         return torch.matmul(right.mT, left).mT.contiguous()
@@ -332,7 +332,7 @@ def _multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _suits_onednn(matrix: Tensor, columns: int) -> bool:
-    """Return whether oneDNN is the fastest for a matrix, or its transpose, times one with so many columns."""
+    """Return whether oneDNN is fastest for the product of a matrix, or its transpose, and one with `columns`."""
     is_large = matrix.numel() * columns >= _LARGE
     return is_large and min(*matrix.shape, columns) >= _WIDE and kernels.has_fast_linear()
 
@@ -340,7 +340,7 @@ def _suits_onednn(matrix: Tensor, columns: int) -> bool:
 def _differentiable_gradients(
     gradient: Tensor, kinds: Sequence[type[nn.Module] | None], inputs: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Compute the same gradients, layer by layer, so that they can be differentiated themselves."""
+    """Compute the gradients of `_gradients` layer by layer, so that they can be differentiated again."""
     result = inputs[0]
     for kind, weight, bias in zip(kinds, inputs[1::2], inputs[2::2], strict=True):
         stacked = weight.dim() == 3

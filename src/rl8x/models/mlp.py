@@ -1,4 +1,4 @@
-"""Multilayer perceptrons, the feedforward models of vectors and of images, and the heads that built-in models share."""
+"""Multilayer perceptrons, feedforward models for vectors and images, and the heads that built-in models share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rl8x.models.layers import (
 from rl8x.models.layers import activation as make_activation
 from rl8x.spaces import describe_space, leaves
 
-# From this size of all activations on, that of a core's cache, `perceptron` saves more time than its Python takes.
+# From this many activations on, about a core's cache, `perceptron` saves more time than its Python code takes.
 _MANY_ACTIVATIONS: Final = 2**17
 
 
@@ -37,9 +37,9 @@ class MLP(nn.Sequential):
         sizes: Width of the input, of each hidden layer and of the output. One size alone makes an identity.
         activation: Name of the activation between layers.
         activate_last: Whether the last layer is followed by an activation too.
-        gain: Gain of the hidden layers' orthogonal weights; None: weights are uniform, as `linear` has them.
+        gain: Gain of the hidden layers' orthogonal weights; None: weights are uniform, as in `linear`.
         last_gain: Gain of the last layer; None: that of the hidden ones.
-        layer_norm: Whether the output of each layer that an activation follows is normalised before it.
+        layer_norm: Whether to normalise the output of each layer before its activation, if it has one.
 
     Attributes:
         num_inputs: Width of the input.
@@ -81,7 +81,7 @@ class MLP(nn.Sequential):
         """
         if x.shape[-1:] != (self.num_inputs,):
             raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
-        # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
+        # As a matrix: with more axes torch would copy non-contiguous batches, and add the bias separately.
         flat = x.reshape(-1, x.shape[-1])
         layers = plain_layers(self, flat) if are_many(flat, self.num_activations) else None
         rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
@@ -89,8 +89,8 @@ class MLP(nn.Sequential):
 
 
 def are_many(x: Tensor, num_activations: int) -> bool:
-    """Whether layers of so many activations a row have enough for rows `[..., inputs]` that `perceptron` saves time."""
-    if torch.compiler.is_compiling():  # before rows are counted: an export would keep their number
+    """Whether rows `[..., inputs]`, with `num_activations` each, are enough for `perceptron` to save time."""
+    if torch.compiler.is_compiling():  # before rows are counted: an export would fix their number
         return False
     return x.numel() // x.shape[-1] * num_activations >= _MANY_ACTIVATIONS
 
@@ -98,7 +98,7 @@ def are_many(x: Tensor, num_activations: int) -> bool:
 def layer_stack(
     size: int, sizes: Sequence[int], *, activation: str, layer_norm: bool, gain: float | None
 ) -> list[nn.Module]:
-    """Return the hidden layers of `size` perceptrons side by side, of widths as `MLP` has them."""
+    """Return the hidden layers of `size` perceptrons side by side; `sizes` are those of `MLP`."""
     layers: list[nn.Module] = []
     for num_inputs, num_outputs in itertools.pairwise(sizes):
         layers.append(LinearStack(size, num_inputs, num_outputs, gain))
@@ -108,7 +108,7 @@ def layer_stack(
 
 
 class MLPStack(nn.Sequential):
-    """Layers of `size` perceptrons, each of which reads its part of rows `[T, size * rows, *]`, the first the first."""
+    """Layers of `size` perceptrons; the i-th reads the i-th part of the rows `[T, size * rows, *]`."""
 
     def __init__(self, size: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -118,7 +118,7 @@ class MLPStack(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Apply each perceptron to its rows, `[T, size * rows, inputs]` to `[T, size * rows, outputs]`."""
         steps, rows = x.shape[:2]
-        if torch.compiler.is_compiling():  # an export, which would keep a part of a number of rows
+        if torch.compiler.is_compiling():  # an export would fix the number of rows of a part
             each: Tensor = super().forward(x.flatten(0, 1).expand(self.size, -1, -1))  # type: ignore[no-untyped-call]
             every: Tensor = each.unflatten(1, (steps, rows))  # type: ignore[no-untyped-call]
             agents = (torch.arange(rows, device=x.device) * self.size).div(rows, rounding_mode="floor")
@@ -137,7 +137,7 @@ class MLPStack(nn.Sequential):
 
 
 class Head(nn.Linear):
-    """A linear layer that computes in float32 where autocast has others compute in bfloat16.
+    """A linear layer that computes in float32, even under autocast to bfloat16.
 
     Values of 500 would be multiples of 2 in bfloat16, which has 8 significant bits.
     """
@@ -156,13 +156,13 @@ class Head(nn.Linear):
 
 
 class ActorCritic(Model):
-    """An actor and a critic under linear heads that give features and values, in float32 whatever the precision.
+    """An actor and a critic with linear heads for features and values, which are float32 in any precision.
 
     The built-in models share these arguments, beside those of `Model`.
 
     Args:
         activation: Name of the activation after each layer, a key of `rl8x.nn.ACTIVATIONS`.
-        shared: Whether actor and critic have the same layers but the heads.
+        shared: Whether actor and critic share all layers except the heads.
         critic_obs: Parts of a `Dict` observation that only the critic sees; not with `shared`.
         policy_gain: Gain of the head of features, small so that a policy begins near uniform.
         value_gain: Gain of the head of values.
@@ -180,7 +180,7 @@ class ActorCritic(Model):
             width: Width of the actor's output.
             critic_width: Width of the critic's output.
             policy_gain: Gain of the head of features; None: its weights are uniform.
-            value_gain: Gain of the head of values; likewise.
+            value_gain: Gain of the head of values; None: its weights are uniform.
         """
         self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
         self.value_head = linear(critic_width, 1, value_gain, kind=Head)
@@ -203,13 +203,13 @@ class ActorCritic(Model):
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
     ) -> tuple[Tensor, Tensor, State]:
-        """Return what the heads read, `[T, B, width]` each of actor and critic, and the state after, each `[B, *]`.
+        """Return the heads' inputs of actor and critic, `[T, B, width]` each, and the state after, each `[B, *]`.
 
         Args:
             obs: As in `Model.forward`.
             state: As in `Model.forward`.
             starts: As in `Model.forward`.
-            values_only: Whether only the second result counts, so that the actor's work may be left out.
+            values_only: Whether only the second result is used, so that the actor need not run.
         """
         seen, critic_seen, state = self.trunk_inputs(obs, state, starts)
         if self.critic is None:
@@ -219,7 +219,7 @@ class ActorCritic(Model):
         return critic_hidden if values_only else self.actor(*seen), critic_hidden, state
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
-        """Return the arguments with which `actor` and `critic` are called, and the state after them, each `[B, *]`.
+        """Return the arguments for `actor` and for `critic`, and the state after the observations, each `[B, *]`.
 
         It takes the arguments of `Model.forward`.
         """
@@ -227,19 +227,19 @@ class ActorCritic(Model):
 
 
 class MLPModel(ActorCritic):
-    """Perceptrons for actor and critic, apart from each other unless `shared`.
+    """Perceptrons for actor and critic, separate unless `shared`.
 
     Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, or a
-            `Dict` or `Tuple` of such, laid out flat as numbers and one-hot codes.
+            `Dict` or `Tuple` of these, laid out flat as numbers and one-hot codes.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
-        init: How weights begin: "orthogonal", with gain sqrt(2) in hidden layers and the heads' gains there, or
-            "uniform", within 1 / sqrt(inputs) in all layers, as PyTorch has them. Biases begin at 0.
-        separate: How many agents have weights of their own, by the place of their row among those of all; 0 is that all
-            rows share them. PPO makes `true` the number of agents of its environment.
+        init: Initial weights: "orthogonal", with gain sqrt(2) in hidden layers and the heads' gains there, or
+            "uniform", within 1 / sqrt(inputs) in all layers, as in PyTorch. Biases begin at 0.
+        separate: Number of agents with weights of their own, found by the place of their rows; 0: all rows share the
+            weights. PPO replaces `true` by the number of agents of its environment.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """
@@ -263,7 +263,7 @@ class MLPModel(ActorCritic):
         check_sizes("hidden_sizes", hidden_sizes)
         self.separate = separate
         self.flat = FlatObservations(observation_space)
-        # The actor's own where it sees less than the critic; None lays the observation out once for both.
+        # Separate if the actor sees less than the critic; None: both read the same flat observation.
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
         gain = hidden_gain(init)
@@ -290,13 +290,13 @@ class MLPModel(ActorCritic):
 
 
 class CNNModel(ActorCritic):
-    """Convolutions over each image, then a perceptron; the same for actor and critic unless `shared` is False.
+    """Convolutions over each image, then a perceptron; actor and critic share both unless `shared` is False.
 
     Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
-        observation_space: A `Box` of rank 3 and at least 5 x 5, or a `Dict` or `Tuple` with such among its parts; the
-            others are laid out flat beside what the convolutions give.
+        observation_space: A `Box` of rank 3 and at least 5 x 5, or a `Dict` or `Tuple` with such parts; the others are
+            laid out flat and joined to the outputs of the convolutions.
         convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
             36 x 36, two of 3 x 3 for smaller ones.
         hidden_sizes: Widths of the layers after the convolutions.

@@ -1,8 +1,8 @@
-"""Models with a state: LSTM and GRU, with resets inside of a sequence, and attention to the latest observations.
+"""Models with a state: LSTM and GRU, with resets within a sequence, and attention to the latest observations.
 
-Actor and critic are two trunks of one shape, so that a weight of both lies in one tensor,
-`[num_trunks, inputs, outputs]`, and a product of both is one batched product. Only products with the hidden state are
-done step by step. The window that attention sees is the model's state; inside of a sequence windows are views of one
+Actor and critic are two trunks of one shape, so that the weights of both are one tensor,
+`[num_trunks, inputs, outputs]`, and their products are one batched product. Only products with the hidden state are
+computed step by step. The window of the attention is the model's state; within a sequence, windows are views of one
 tensor.
 """
 
@@ -30,7 +30,7 @@ _ALL = slice(None)
 
 
 class RecurrentModel(ActorCritic):
-    """A recurrent cell for actor and critic, apart from each other unless `shared`; optional layers before the cell.
+    """A recurrent cell each for actor and critic, one for both if `shared`; optional layers before the cell.
 
     Images go through convolutions first, the same for actor and critic. A subclass defines the number of gates of a
     unit and one step of the state, a dict with one `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed
@@ -92,11 +92,11 @@ class RecurrentModel(ActorCritic):
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
     def actor_state(self, state: State) -> State:
-        """Leave out the critic's part, where it is apart."""
+        """Leave out the critic's part of the state, if it is separate."""
         return {name: state[name] for name in self._keys(slice(1))}
 
     def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return features and state as `forward` does; the critic's state moves with its work, where it is given."""
+        """Return features and state as `forward` does; the critic runs only if its state is given."""
         if len(state) == len(self._keys(_ALL)):
             return Model.policy_features(self, obs, state, starts)
         outputs, state = self._run(obs, state, starts, slice(1))
@@ -105,7 +105,7 @@ class RecurrentModel(ActorCritic):
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
     ) -> tuple[Tensor, Tensor, State]:
-        """Return the outputs of actor and critic, `[T, B, hidden_size]`; only the critic's part runs for values."""
+        """Return the outputs of actor and critic, `[T, B, hidden_size]`; with `values_only` the critic alone runs."""
         trunks = slice(self.num_trunks - 1, self.num_trunks) if values_only else _ALL
         outputs, state = self._run(obs, state, starts, trunks)
         return outputs[0], outputs[-1], state
@@ -115,7 +115,7 @@ class RecurrentModel(ActorCritic):
 
     @abstractmethod
     def _weights(self, trunks: slice) -> tuple[Tensor, ...]:
-        """Return the weights of one step for some trunks, cut out once a sequence."""
+        """Return the weights of one step for some trunks, sliced once per sequence."""
 
     @abstractmethod
     def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -169,7 +169,7 @@ class LSTMModel(RecurrentModel):
 
     def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, cell = parts
-        # One cut into equal parts has one concatenation as its backward; slices would each fill a whole gradient.
+        # The backward of one split into equal parts is one concatenation; slices would each fill a whole gradient.
         write, keep, candidate, show = torch.baddbmm(inputs, hidden, weights[0]).to(cell.dtype).chunk(4, -1)
         cell = torch.addcmul(keep.sigmoid() * cell, write.sigmoid(), candidate.tanh())
         return show.sigmoid() * cell.tanh(), cell
@@ -207,7 +207,7 @@ class GRUModel(RecurrentModel):
 
 
 class WindowTrunk(nn.Module):
-    """Self-attention over windows, of which the last element's output is taken."""
+    """Self-attention over windows; returns the output of each window's last element."""
 
     def __init__(
         self, num_inputs: int, window: int, width: int, num_heads: int, num_layers: int, activation: str
@@ -220,9 +220,9 @@ class WindowTrunk(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
-        """Read a history `[window - 1 + T, B, num_inputs]`, each window back to its length; return `[T, B, width]`."""
+        """Read windows of a history `[window - 1 + T, B, num_inputs]` back to their lengths; return `[T, B, width]`."""
         steps, batch = lengths.shape
-        # Embedded once, however many windows an observation is in.
+        # Each observation is embedded once, although several windows contain it.
         windows = self.embedding(history).unfold(0, self.window, 1).movedim(-1, 2)  # [T, B, window, width]
         windows = windows.flatten(0, 1)
         ages = torch.arange(self.window - 1, -1, -1, device=lengths.device)
@@ -232,15 +232,15 @@ class WindowTrunk(nn.Module):
 
 
 class AttentionModel(ActorCritic):
-    """Self-attention over the latest observations of the episode, actor and critic apart unless `shared`.
+    """Self-attention over the latest observations of the episode, separate for actor and critic unless `shared`.
 
     The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
-    and `length`, how many of them are of the same episode, `[num_envs]`. Arguments that are not listed here are those
+    and `length`, the number of those in the same episode, `[num_envs]`. Arguments that are not listed here are those
     of `ActorCritic`.
 
     Args:
         observation_space: Space of one copy's observation, of any kind that `MLPModel` reads.
-        window: Observations that the model sees at a time, the present one included; at least 2.
+        window: Observations that the model sees at a time, including the present one; at least 2.
         width: Width of the embeddings, a multiple of `num_heads`.
         num_heads: Heads of each attention, at least 1.
         num_layers: Blocks of attention, at least 1.
@@ -290,15 +290,15 @@ class AttentionModel(ActorCritic):
         }
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
-        """Return for actor and critic the history with observations `[T, B, *obs]` after it, and how far each may look.
+        """Return the history with observations `[T, B, *obs]` appended, and window lengths, for actor and for critic.
 
-        At `starts` `[T, B]` the history before is out of reach.
+        Windows do not reach back beyond `starts`, `[T, B]`.
         """
         history = torch.cat([state["history"].transpose(0, 1), self.flat(obs)])
         steps = torch.arange(len(starts), device=starts.device, dtype=state["length"].dtype).unsqueeze(-1)
         # The step of the latest start; before the first one the episode began `length` steps before the sequence.
         latest = torch.where(starts, steps, -1.0)
-        if len(starts) > 1:  # of one step it would be the same, and ONNX has no such operator
+        if len(starts) > 1:  # one step needs none, and ONNX has no such operator
             latest = latest.cummax(0).values
         begin = torch.where(latest < 0, -state["length"], latest)
         lengths = (steps - begin).clamp(max=self.window - 1)

@@ -25,11 +25,11 @@ from rl8x.spaces import check_bounds, critic_only, describe_space
 from rl8x.trees import Tree
 
 CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
-"""Metrics of every update that trains critics by `Critics.loss`, also of those that train nothing else."""
+"""Metrics of every update that trains critics by `Critics.loss`, even if it trains nothing else."""
 
 
 def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = False) -> None:
-    """Raise a `ValueError` unless an action space is a `Box` of floats with finite bounds, or a fitting `Discrete`."""
+    """Raise a `ValueError` unless an action space is a bounded `Box` of floats, or, with `discrete`, `Discrete`."""
     if isinstance(space, gymnasium.spaces.Discrete):
         if discrete:
             return
@@ -41,9 +41,9 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
 
 
 class Actor(Policy):
-    """A policy that acts at random while `is_random`, 0-d bool, over a bounded `Box` or a `Discrete` action space.
+    """A policy for a bounded `Box` or a `Discrete` action space that acts at random while `is_random`, 0-d bool.
 
-    As a module it maps observations to the parameters of its action distributions: this is what is trained.
+    As a module it maps observations to the parameters of its action distributions; updates train this map.
     """
 
     is_random: Tensor
@@ -66,15 +66,15 @@ class Actor(Policy):
 
     @contextlib.contextmanager
     def exploring(self, *, warms_up: bool) -> Iterator[dict[str, Any]]:
-        """Act at random within the context if it `warms_up`; there are no metrics of that."""
-        self.is_random.fill_(warms_up)  # in place, as programs read it
+        """Act at random within the context if it `warms_up`; yield no metrics."""
+        self.is_random.fill_(warms_up)  # in place, since programs read it
         try:
             yield {}
         finally:
             self.is_random.fill_(False)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
-        """Choose an action for each copy; arguments are those of `Policy.act`. The mode is never random."""
+        """Choose an action for each copy; arguments are those of `Policy.act`. Without `noise` no action is random."""
         act = super().act(obs, state, starts, noise)
         if noise is None:
             return act
@@ -82,7 +82,7 @@ class Actor(Policy):
         return act._replace(actions=actions)
 
     def random_actions(self, obs: Tree, noise: Tensor) -> Tensor:
-        """Return uniformly random legal actions, `[num_envs, *action]`, by normal noise, `[num_envs, num_noise]`."""
+        """Return uniformly random legal actions, `[num_envs, *action]`, from normal noise, `[num_envs, num_noise]`."""
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Box):
             shares = torch.special.ndtr(noise).reshape(-1, *space.shape)
@@ -101,7 +101,7 @@ class Actor(Policy):
 
 
 class Critics(nn.Module):
-    """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
+    """Perceptrons Q_1 to Q_n of observations and actions; each layer is one batched product for all of them.
 
     For a `Discrete` action space they read observations alone and give the values of all actions. The heads compute in
     float32, hidden layers in the context that `autocast` makes. Actions are read in the units of the action space.
@@ -142,7 +142,7 @@ class Critics(nn.Module):
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
         """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
 
-        Observations are as the policy's model sees them; there are no `actions` if the space is `Discrete`.
+        Observations are those that the policy's model reads; `actions` is None if the space is `Discrete`.
         """
         x = self.flat(obs)
         if self.flat_actions is not None:
@@ -160,7 +160,7 @@ class Critics(nn.Module):
         return torch.linspace(*self.support, self.num_atoms, device=self.head.weight.device)
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values `[...]` that outputs represent, `[..., num_atoms]`, or with one atom the values."""
+        """Return the values `[...]` of outputs `[..., num_atoms]`; with one atom the outputs are the values."""
         return expectation(outputs, self.atoms) if self.num_atoms > 1 else outputs
 
     def targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
@@ -200,14 +200,14 @@ class Critics(nn.Module):
         return loss
 
     def result(self, found: Found) -> UpdateResult:
-        """Return the result of an update, whose loss was `loss`, with the errors of the rows, `[batch_size]`."""
+        """Return the result of an update that used `loss`, with the errors of the rows, `[batch_size]`."""
         values, td_targets = found["values"], found["td_targets"]
         errors = (values - (td_targets @ self.atoms if self.num_atoms > 1 else td_targets)).abs().mean(0)
         return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
 
 
 def make_critics(algorithm: Any) -> Critics:
-    """Return the critics of an algorithm's config, which read what its policy's model reads."""
+    """Return the critics of an algorithm's config, which read the same parts of observations as its policy."""
     config, policy, options = algorithm.config, algorithm.policy, dict[str, Any]()
     if isinstance(config, ActorCriticConfig):
         options = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}

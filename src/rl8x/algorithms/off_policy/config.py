@@ -44,11 +44,11 @@ class LearnerConfig(TrainedConfig):
             raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
 
     def build(self, env: Any = None, /, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
-        """Return the algorithm, after checking that all fits.
+        """Return the algorithm, after checking that config, environment and data set fit.
 
         Args:
-            env: What it trains in; None where it learns from a data set.
-            dataset: Replaces the config's.
+            env: The training environment; None to learn from a data set.
+            dataset: The data set, in place of the config's.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
 
         Raises:
@@ -69,21 +69,21 @@ class LearnerConfig(TrainedConfig):
 
     @property
     def returns(self) -> tuple[int, float]:
-        """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
+        """Steps and discount of the returns in a row; a single reward for algorithms that use no returns."""
         return 1, 1.0
 
     def tau_of(self, update: int) -> float:
-        """Return tau of the target networks after an update, in [0, 1]; 0 leaves them where they are.
+        """Return tau of the target networks after an update, in [0, 1]; 0 leaves them unchanged.
 
         Args:
-            update: Which one, counted from 1.
+            update: Number of the update, counted from 1.
         """
         return 0.0
 
 
 @functools.lru_cache
 def updates_for(samples: int, updates_per_sample: float, num_ranks: int = 1) -> Fraction:
-    """Return the updates of one rank that are due for some samples of all, as an exact fraction."""
+    """Return the number of updates due on each rank for `samples` of all ranks, as an exact fraction."""
     return Fraction(updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR) * Fraction(samples, num_ranks)
 
 
@@ -108,11 +108,11 @@ class ValueConfig(LearnerConfig):
 
     @property
     def returns(self) -> tuple[int, float]:
-        """Steps and discount of the returns that a row has."""
+        """Steps and discount of the returns in a row."""
         return self.n_step, self.gamma
 
     def tau_of(self, update: int) -> float:
-        """Return tau of the target networks after an update, which count from 1."""
+        """Return tau of the target networks after an update, counted from 1."""
         return 0.0 if update % self.target_interval else self.tau
 
 
@@ -184,7 +184,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
     def check_source(self) -> None:
-        """Raise a `ValueError` at options of collecting beside a data set, and at those that need one without it."""
+        """Raise a `ValueError` for collecting options with a data set, and for data-set options without one."""
         fields = {field.name: field for field in dataclasses.fields(self)}
         if self.dataset is None:
             names = [name for name, field in fields.items() if field.metadata.get("offline")]
@@ -197,7 +197,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
 
     @property
     def update_ratio(self) -> Fraction:
-        """`updates_per_sample` as the fraction that it was written as, for exact counts."""
+        """`updates_per_sample` as a fraction, so that counts are exact."""
         return updates_for(1, self.updates_per_sample)
 
     def make_env(  # type: ignore[override] # none where there is a data set
@@ -229,7 +229,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
 
 @functools.cache
 def collecting_options() -> list[str]:
-    """Return the names of the hyperparameters of collecting into a replay, which a data set has no use for."""
+    """Return the names of the hyperparameters of collecting into a replay, which learning from a data set ignores."""
     of_data = {field.name for field in dataclasses.fields(ValueConfig)}
     return [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
 

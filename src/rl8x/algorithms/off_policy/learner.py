@@ -1,8 +1,8 @@
 """Learning from batches of stored transitions, of a replay or a data set.
 
-A step samples the batches of the updates that are due, with all that is drawn for them, and loops over them without
-Python between updates. An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`),
-and what one update does (`phases` and `finish`: its paper's box), or what updates do in turn (`make_cycle`).
+A step samples the batches of the updates that are due, draws their noise, and loops over them without Python between
+updates. An algorithm is a subclass that defines the policy (`make_policy`), the trained networks (`make_nets`), and
+one update (`phases` and `finish`: the box in its paper), or several that take turns (`make_cycle`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MULTIPLIED: Final = 8
 
 
 def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
-    """Return a batch's observations as a policy's `forward` has them: sequences of one step, `[1, batch_size, ...]`."""
+    """Return a batch's observations as inputs of a policy's `forward`: sequences of one step, `[1, batch_size, *]`."""
     obs = tree_map(lambda part: part.unsqueeze(0), unflatten_tree(key, batch))
     returns = batch[keys.RETURNS]
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
@@ -89,10 +89,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     Attributes:
         update_metrics: Names of the metrics that an update returns; norms of gradients end in `grad_norm`.
         explore_metrics: Names of the metrics that `exploring` gives.
-        cycle: What each update does, in turn; the last has all phases.
+        cycle: The updaters that take turns; the last has all phases.
         dataset: The data set, as it was read; None with an environment.
         nets: The networks of an update.
-        source: What is learned from.
+        source: The source of the rows.
     """
 
     update_metrics: ClassVar[tuple[str, ...]]
@@ -137,7 +137,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         config, dataset = self.config, self.dataset
         if dataset is not None:
             source = DatasetSource(config, dataset, self.device, next_actions=self.reads_next_actions)
-            if self.policy.obs_moments is not None:  # otherwise observations would needlessly be on the device twice
+            if self.policy.obs_moments is not None:  # otherwise this copy on the device is not needed
                 obs = unflatten_tree(keys.OBS, dataset.transitions)
                 self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
             return source
@@ -164,7 +164,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """Return the phases of an update, in order: functions of tensors that have no other effects.
+        """Return the phases of an update, in order: functions of tensors without side effects.
 
         The batch that they get has `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`,
         `[batch_size, ...]` each, and the result of `draw` for this update. A target is `returns + discounts *
@@ -176,18 +176,18 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
         Args:
             nets: The networks of `make_nets`, by name.
-            batch: As the phases get it.
-            found: What the phases have found, by name.
+            batch: The batch, as the phases get it.
+            found: The results of the phases, by name.
 
         Returns:
-            The metrics that `update_metrics` names, by default what was found, and errors of the rows where known.
+            The metrics of `update_metrics`, by default those in `found`, and the errors of the rows if known.
         """
         for name, (followed, _) in self.nets.targets.items():
             nets[name].polyak_update(nets[followed], batch[TAU])
         return UpdateResult(found)
 
     def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return the updaters that take turns: one of all phases, after those of the first by a `policy_delay`."""
+        """Return the updaters that take turns: `policy_delay` - 1 of the first phase alone, then one of all phases."""
         phases, delay = self.phases(), getattr(self.config, "policy_delay", 1)
         whole = self.make_updater(phases, self.update_metrics)
         return [whole] if delay == 1 else [self.make_updater(phases[:1], CRITIC_METRICS)] * (delay - 1) + [whole]
@@ -196,22 +196,22 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Make the updater of some phases.
 
         Args:
-            phases: The first ones of `phases()`, or all.
-            names: The metrics that an update gives: the first ones of `update_metrics`, or all.
+            phases: All of `phases()`, or the first ones.
+            names: The metrics that an update returns: all of `update_metrics`, or the first ones.
         """
         # A replay knows the names of its rows once it has some.
         rows = lambda items: self.source.rows.columns.views(items)  # noqa: E731
         return OffPolicyUpdater(phases, self.finish, self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw the inputs of updates beside their batches, such as noise and flags.
+        """Draw the inputs of updates other than their batches, such as noise and flags.
 
         Args:
-            first: Updates that were made before.
-            count: Updates that it is for.
+            first: Number of updates made before.
+            count: Number of updates to draw for.
 
         Returns:
-            By a name of the algorithm's own, `[count, ...]` each.
+            Tensors `[count, ...]`, by names that the algorithm chooses.
         """
         if not self.nets.targets:
             return {}
@@ -220,10 +220,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return {TAU: torch.from_numpy(np.array(taus, np.float32)).to(self.device, non_blocking=True)}
 
     def exploring(self, *, warms_up: bool) -> AbstractContextManager[Mapping[str, Number]]:
-        """Return the context of a collect, in which the policy explores; it gives the metrics of that.
+        """Return the context in which the policy explores while it collects; it yields metrics of the exploration.
 
         Args:
-            warms_up: Whether actions are to be random, as those of an `Actor` are.
+            warms_up: Whether actions should be random; an `Actor` then acts at random.
         """
         policy = self.policy
         return policy.exploring(warms_up=warms_up) if isinstance(policy, Actor) else contextlib.nullcontext({})
@@ -247,17 +247,17 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- collecting and learning
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Collect what the source learns from; see `GenericAlgorithmBase.collect`."""
+        """Collect experience for the source; see `GenericAlgorithmBase.collect`."""
         self.make_ready()
         return self.source.collect(env_config, self.exploring)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. N-step returns end there."""
+        """Evaluate in the training environment; see `GenericAlgorithmBase.evaluate`. It cuts n-step returns."""
         self.source.cut()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
     def discard_experience(self) -> None:
-        """Begin new episodes with the next collect; a replay never got the non-finite horizon."""
+        """Begin new episodes with the next collect; a replay never stores a non-finite horizon."""
         super().discard_experience()
         self.source.cut()
 
@@ -284,12 +284,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @property
     def replay(self) -> Replay | Dataset:
-        """The rows that are learned from."""
+        """The replay or data set that updates learn from."""
         return self.source.rows
 
     @functools.cached_property
     def block_size(self) -> int:
-        """Number of updates in one program; those left are done one by one: two are compiled."""
+        """Number of updates in one program; a second program makes the remaining updates one by one."""
         source, size = self.source, float(self.source.updates_per_step)
         # If a simulator masks steps, a collect may have fewer transitions than usual: blocks are then small.
         size = size**0.5 if source.masks else size
@@ -330,7 +330,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return self._prepared
 
     def prepare(self) -> None:
-        """Request the programs of a step, unless one has, or there are no rows, or the environment is to be reset."""
+        """Request the programs of a step, unless that was done, there are no rows, or the environment will be reset."""
         with self.execution.ahead():
             if self.horizons is not None and not self.prepared:
                 self.horizons.collector.prepare(self.horizons.rollout)
@@ -361,7 +361,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimated seconds of an eager step; multiplications of updates are at 100 GFLOP/s a thread; see PPO's."""
+        """Estimated seconds of an eager step, whose updates multiply at 100 GFLOP/s per thread; see PPO's."""
         updates = float(self.source.updates_per_step)
         seconds = _SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads())
         return self.source.seconds_per_collect + updates * seconds
@@ -383,7 +383,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a `learned_state`, a `ValueError` if it is of other networks; the stored transitions stay."""
+        """Restore a `learned_state`; raise a `ValueError` if it is of other networks. Stored transitions stay."""
         self.source.load_learned_state(state)
         check_same("policy", state["policy"], self.policy.state_dict())
         self.policy.load_state_dict(state["policy"])

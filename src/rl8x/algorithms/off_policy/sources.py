@@ -1,4 +1,4 @@
-"""Where the rows that a learner's updates read come from: a replay that its policy fills, or a data set."""
+"""Sources of the rows that a learner's updates read: a replay that its policy fills, or a data set."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ _PRIORITIZED_BLOCK: Final = 16
 _SECONDS_PER_ENV_STEP: Final = 3e-4
 
 Exploring = Callable[..., AbstractContextManager[Mapping[str, Number]]]
-"""Given `warms_up`, returns the context of a collect, which gives metrics of how it explores."""
+"""Given `warms_up`, returns the context of a collect, which yields metrics of the exploration."""
 
 
 def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tree]:
     """Return what to store of a step, `[num_envs, ...]` each, with the next observation before any reset."""
     final = step.final_obs
-    if final is not step.obs:  # else nothing ended
+    if final is not step.obs:  # else no episode ended
         final = without_ends(final, step.terminated)
     return experience(cursor, act, step) | {keys.NEXT_OBS: final}
 
 
 def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | None = None) -> Stats:
-    """Summarise a rollout's numbers, each `[horizon + 1, num_envs, ...]`, by key, and flag non-finite ones."""
+    """Summarise a rollout's tensors or arrays by key, `[horizon + 1, num_envs, ...]`, and flag non-finite ones."""
     return Stats.merge(rollout_stats(rollout, horizon, team), gathered_not_finite(rollout))
 
 
 class Source:
-    """Where rows come from; what a method does not say is what one without an environment does.
+    """A source of rows. Its defaults are those of a source without an environment.
 
     Attributes:
-        rows: What batches of `batch_size` on this rank are sampled and gathered from.
+        rows: The rows from which batches, of `batch_size` on this rank, are sampled and gathered.
         updates_per_step: Updates of one `step()`, on average.
         masks: Whether a simulator may mask steps.
         most_at_once: The most updates in one program.
@@ -84,35 +84,35 @@ class Source:
         return others
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the next collect and step depend on, beside the learned state."""
+        """Return all state that the next collect and step depend on, except the learned state."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of `state_dict`, after the learned state."""
 
     def learned_state(self) -> dict[str, Any]:
-        """Return references to what belongs to the learned state; see `GenericAlgorithmBase.learned_state`."""
+        """Return references to its part of the learned state; see `GenericAlgorithmBase.learned_state`."""
         return {}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Restore a `learned_state`, in place."""
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Begin on a rank that is new to the run, given the `state_dict` of another."""
+        """Start on a rank that is new to the run, from the `state_dict` of another rank."""
 
     def collect(self, env_config: AnyEnvConfig | None, exploring: Exploring) -> Stats:
         """Add rows, if there is an environment; see `GenericAlgorithmBase.collect`."""
         return Stats({})
 
     def cut(self) -> None:
-        """End what goes on from one horizon to the next, since the next begins new episodes."""
+        """Cut whatever continues across horizons, such as n-step returns, since the next one begins new episodes."""
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return what updates read, `[updates, ...]`, laid out as stored, given rows, `[updates, batch_size]`."""
+        """Gather inputs of updates, `[updates, ...]`, laid out as stored, by row numbers, `[updates, batch_size]`."""
         return self.rows.columns.gather(index, self.rows.device)
 
     def learned_from(self, index: Tensor, errors: Sequence[Tensor]) -> None:
-        """Receive which rows were learned from, `[updates, batch_size]`, and their errors in parts, for priorities."""
+        """Receive the numbers of the rows used, `[updates, batch_size]`, and their errors in parts, for priorities."""
 
     def stats(self) -> dict[str, Number]:
         """Return metrics of the rows after a step's updates."""
@@ -120,7 +120,7 @@ class Source:
 
 
 class ReplaySource(Source):
-    """A replay of what the policy does in an environment; updates multiply rewards by a `return_scale` if any."""
+    """A replay of the policy's transitions in an environment; updates multiply rewards by `return_scale`, if any."""
 
     rows: Replay
     metrics = (REPLAY_SIZE,)
@@ -169,7 +169,7 @@ class ReplaySource(Source):
     def _append(self, stats: Stats, samples: int) -> None:
         """Append a horizon to the replay, unless its statistics say that it contains a non-finite number."""
         # The only host sync of a collect, since the host has to know the number of rows. If the horizon of any rank is
-        # non-finite no rank appends, so that the same updates are due on all.
+        # non-finite, no rank appends, so that the same updates are due on all.
         numbers, _ = stats.counted()
         if ranks().any("whether a horizon is finite", any(numbers[f"finite/{name}"] for name in COLLECTED)):
             self.cut()
@@ -199,7 +199,7 @@ class ReplaySource(Source):
         return due
 
     def items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return the inputs of updates, with importance weights and the scale of returns where there are such."""
+        """Return the inputs of updates, with importance weights and the scale of returns if there are any."""
         items = super().items(index)
         if isinstance(self.rows, PrioritizedReplay):
             items[WEIGHTS] = self.rows.weights(index, self.beta_schedule(self.horizons.counters[keys.ENV_STEPS]))
@@ -220,7 +220,7 @@ class ReplaySource(Source):
     # -- checkpoints
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale of returns, and take back priorities by errors of the step's weights."""
+        """Restore the scale of returns, and undo the priorities that the last step's errors set."""
         if isinstance(self.rows, PrioritizedReplay):
             self.rows.undo_updates()
         if ("return_scale" in state) != (self.return_scale is not None):
@@ -237,7 +237,7 @@ class ReplaySource(Source):
         return {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows, the updates that are owed, and what running episodes leave for the next horizon."""
+        """Return the rows, the number of updates owed, and the pending returns of running episodes."""
         owed = [self.updates_owed.numerator, self.updates_owed.denominator]
         replay = {"replay": self.rows.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
         behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
@@ -262,7 +262,7 @@ class ReplaySource(Source):
             )
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Begin with an empty replay; the same updates are due on all ranks."""
+        """Start with an empty replay; as many updates are due as on the other ranks."""
         self._has_rows = False
         self.updates_owed = Fraction(*state["updates_owed"])
 
@@ -288,7 +288,7 @@ class DatasetSource(Source):
         return self.config.updates_per_step
 
     def params(self, others: dict[str, Any]) -> dict[str, Any]:
-        """Return the other params without those of collecting, and what identifies the data set."""
+        """Return the other params without those of collecting, and the identity of the data set."""
         dataset, without = self.dataset, collecting_options()
         return {
             **{name: value for name, value in others.items() if name.split(".")[0] not in without},
@@ -301,7 +301,7 @@ class DatasetSource(Source):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a `ValueError` if the data set is another than that of a `state_dict`."""
+        """Raise a `ValueError` if the data set is not the one of a `state_dict`."""
         if state["dataset"] != self.dataset.digest:
             raise ValueError(
                 f"the run learned from a data set of the digest {state['dataset']}; {self.config.dataset!r} has "
@@ -309,7 +309,7 @@ class DatasetSource(Source):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a digest in place of the data set."""
+        """Return the digest of the data set, rather than its rows."""
         return {"dataset": self.dataset.digest}
 
 
@@ -335,11 +335,11 @@ def read_dataset(name: str, config: LearnerConfig) -> Dataset:
 
 
 class ReturnScale(nn.Module):
-    """The factor of rewards with which discounted returns lie within plus and minus a bound.
+    """A factor that scales rewards so that discounted returns lie in [-bound, bound].
 
         1 / max(std of G, max |G| / bound),    G_t = r_t + gamma (1 - cut_{t-1}) G_{t-1}
 
-    over all transitions ever seen. A replay keeps rewards as they were; updates scale them by the present number.
+    over all transitions ever seen. A replay stores unscaled rewards; updates multiply them by the current factor.
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (running returns).
     """

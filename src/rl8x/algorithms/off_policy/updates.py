@@ -3,8 +3,8 @@
 Weights and moments come in as vectors and are changed in place, so that the same function runs eagerly, compiled and
 captured. No module is copied: a target network is its module under another vector of weights.
 
-An update is a list of phases, each of which ends with what the ranks average: a gradient, mostly. One process runs all
-of them as one program; of several, each runs a program up to each average.
+An update is a list of phases. Each ends with a tensor that the ranks average, mostly a gradient. A single rank runs all
+phases as one program; each of several ranks runs one program up to each average.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Net:
         return self.optimizer.under(self._parts, *inputs)
 
     def gradient(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-        """Return what a loss measures, and its gradient by the weights, `[size]`; other networks get none."""
+        """Return a loss's auxiliary values, and its gradient with respect to these weights alone, `[size]`."""
         optimizer = self.optimizer
         with torch.enable_grad(), optimizer.training():
             weights = self.weights.detach().requires_grad_()
@@ -66,7 +66,7 @@ class Net:
         return {name: each.detach() for name, each in measured.items()}, gradient
 
     def apply(self, gradient: Tensor) -> Tensor:
-        """Make an optimizer step by a gradient, `[size]`, which is clipped in place; return its norm before, 0-d."""
+        """Clip a gradient, `[size]`, in place, and make an optimizer step; return its norm before clipping, 0-d."""
         assert self.lr is not None, "a target network is not trained"
         return self.optimizer.apply((self.weights, *self.moments), gradient, self.lr)
 
@@ -80,7 +80,7 @@ class Net:
 
 
 class Nets:
-    """The networks of an algorithm by name, and targets; weights that are the policy's are saved with it."""
+    """The networks of an algorithm and their targets, by name; the policy's weights are saved with the policy."""
 
     def __init__(self, policy: nn.Module) -> None:
         self.trained: dict[str, FlatOptimizer] = {}
@@ -159,15 +159,15 @@ class UpdateResult(NamedTuple):
 
 
 Found = dict[str, Tensor]
-"""What the phases of an update have found so far, by name: metrics, 0-d, and what later phases and the result need."""
+"""Results of an update's phases so far, by name: metrics, 0-d, and inputs of later phases and of the result."""
 
 NetsByName = Mapping[str, Net]
 
 
 class Minimise(NamedTuple):
-    """A phase that makes an optimizer step of one network, down its loss, by the mean gradient of the ranks.
+    """A phase that makes an optimizer step of one network, by the ranks' mean gradient of its loss.
 
-    What the loss returns beside its value joins what was found, as does the gradient's `norm` before clipping.
+    The loss's auxiliary values are added to `found`, and so is the gradient's norm before clipping, named `norm`.
     """
 
     net: str
@@ -186,7 +186,7 @@ class Minimise(NamedTuple):
 
 
 class Average(NamedTuple):
-    """A phase that averages a number, 0-d, over the ranks, and adds it under a name to what was found."""
+    """A phase that averages a number, 0-d, over the ranks, and adds it to `found` by name."""
 
     name: str
     number: Callable[[NetsByName, ReplayBatch, Found], Tensor]
@@ -196,7 +196,7 @@ class Average(NamedTuple):
         return self.number(nets, batch, found)
 
     def end(self, nets: NetsByName, found: Found, mean: Tensor) -> None:
-        """Note the mean, 0-d."""
+        """Add the mean, 0-d, to `found`."""
         found[self.name] = mean
 
 
@@ -216,7 +216,7 @@ class OffPolicyUpdater:
 
     def __post_init__(self) -> None:
         self._items: tuple[str, ...] = ()
-        self._found: dict[int, list[str]] = {0: []}  # names of what was found before each phase
+        self._found: dict[int, list[str]] = {0: []}  # names of the results before each phase
 
     def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
         """Make an update for each of the items, `[updates, ...]`; return their metrics and the errors of rows."""
@@ -267,7 +267,7 @@ class OffPolicyUpdater:
         return self.finish(nets, batch, found)
 
     def _named(self, tensors: Sequence[Tensor]) -> tuple[dict[str, Net], dict[str, Tensor]]:
-        """Return the networks and the batch, by name, of the arguments of an update."""
+        """Return the networks and the batch, by name, from the arguments of an update."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
         batch = dict(zip(self._items, items, strict=True))
@@ -298,10 +298,10 @@ class OffPolicyUpdater:
 
     @torch.no_grad()
     def _run_phase(self, phase: int, *tensors: Tensor) -> list[Tensor]:
-        """End the phase before, and begin this one, or finish; this function is compiled.
+        """End the previous phase, and begin this one or finish the update; this function is compiled.
 
-        It gets an update's arguments, what was found before, and the ranks' sum after the phase before; it returns what
-        was found and what the ranks are to sum, or at last the results.
+        It takes an update's arguments, the results so far, and the ranks' sum after the previous phase. It returns the
+        results so far and the tensor that the ranks sum next, or, after the last phase, the results of the update.
         """
         phases, names = self.phases, self._found[phase]
         count = len(self.nets.state) + len(self.nets.rates) + len(self._items)
@@ -321,7 +321,7 @@ def update_stats(
 ) -> dict[str, Number]:
     """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones and weights.
 
-    Some updates may lack the last of the `names`. Where the host may look, that is faster than many operators.
+    Some updates may lack the last of the `names`. With `host_looks` the host computes, faster than many operators.
     """
     norms = [name.endswith("grad_norm") for name in names]
     if host_looks:
@@ -331,7 +331,7 @@ def update_stats(
         # After the first bad update all numbers are bad.
         worst: list[float] = next((row for row in table if not all(map(math.isfinite, row))), [])
         bad = {is_norm for number, is_norm in zip(worst, norms, strict=False) if not math.isfinite(number)}
-        # The sum of squares is finite only if all weights are, and takes a fifth of the time to look at each.
+        # The sum of squares is finite only if all weights are, and takes a fifth of the time of checking each.
         wrong = any(not math.isfinite(float(each @ each)) and not each.isfinite().all() for each in weights)
         return {**means, "finite/losses": False in bad, "finite/gradients": True in bad, "finite/parameters": wrong}
     padded = torch.cat([pad(each, (0, len(names) - each.shape[1])) for each in rows])

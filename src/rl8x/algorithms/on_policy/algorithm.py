@@ -46,13 +46,13 @@ REFUSED: Final = "monitors/refused_updates"
 
 
 class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
-    """An algorithm that learns from rollouts; a subclass says what slots hold, its targets and loss, and how it learns.
+    """An algorithm that learns from rollouts; a subclass defines the slots, the targets, the loss and the learning.
 
     Args:
         config: The hyperparameters.
-        env: The environment that is trained in.
-        seed: The seed in use, also where the config leaves it open.
-        env_factory: Makes another such environment; None where an instance was given.
+        env: The training environment.
+        seed: The seed in use, drawn if the config has none.
+        env_factory: Makes another environment of the same kind; None if an instance was given.
 
     Attributes:
         fresh: Whether there is a rollout that has not been learned from.
@@ -68,7 +68,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     """The names of the targets that `targets` returns."""
 
     learned_by_targets: Sequence[Tensor] = ()
-    """Tensors that `targets` changes in place, beside those of the policy."""
+    """Tensors that `targets` changes in place, except those of the policy."""
 
     of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
     env: Env
@@ -144,7 +144,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     @property
     def renews(self) -> bool:
-        """Whether `learn` sets other targets between two epochs."""
+        """Whether `learn` changes the targets between epochs."""
         return False
 
     @abstractmethod
@@ -173,7 +173,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:
-        """Return the coefficients beside the learning rate, by the names of metrics."""
+        """Return the coefficients other than the learning rate, by metric name."""
         return {}
 
     # -- building
@@ -235,7 +235,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.make_ready()
         self.horizons.reset_if_due(env_config)
         if self.execution.mode == "compile" and self.device.type == "cpu":
-            self.prepare()  # so that the horizon does not wait alone
+            self.prepare()  # so that all programs are compiled in parallel
         self.horizons.collector.fill(self.rollout)
         self.fresh = True
         return self.horizons.finish()
@@ -277,7 +277,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     @contextlib.contextmanager
     def updates(self) -> Iterator[OnPolicyUpdater]:
-        """Make the updates of a step within the context, by what it gives."""
+        """Return the context of a step's updates; it yields the updater that makes them."""
         coefficient = self.coefficient(self.counters[self.clock])
         with flushed_denormals(self.device), self.model_draws(), self.updater.begin(coefficient):
             yield self.updater
@@ -285,7 +285,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
         """Average the results of the updates of a step: losses and gradient norms of those that were applied.
 
-        What is measured before an update counts also where that ended the step, or the excess would be hidden.
+        Monitors also count the first update that was refused, or the excess that ended the step would be hidden.
         """
         objective = self.updater.objective
         measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
@@ -297,13 +297,13 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     @torch.no_grad()
     def set_targets(self) -> Tensor:
-        """Compute the `targets` of the rollout, and pack what updates read; return the metric of the targets, 0-d."""
+        """Compute the `targets` of the rollout, and pack the updates' data; return the metric of the targets, 0-d."""
         (measured,) = self._prepare_program(*self.learned_by_targets)
         return measured
 
     @functools.cached_property
     def _prepare_program(self) -> Program:
-        """`_prepare`, captured in mode `graph` unless it communicates between ranks; its memory is fixed."""
+        """`_prepare`, captured in mode `graph` unless ranks communicate in it; it uses the same memory in each call."""
         if self.execution.mode != "graph" or ranks().size > 1:
             return self._prepare
         return self.execution.program(self._prepare, len(self.learned_by_targets))
@@ -328,7 +328,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         return self.updater.prepared
 
     def prepare(self) -> None:
-        """Request the programs of a step, unless one has, or the environment has to be reset for it."""
+        """Request the programs of a step, unless that was done or the environment has to be reset first."""
         with self.execution.ahead():
             if not self.prepared and self.horizons.collector.prepare(self.rollout):
                 # Only layouts matter, while the rollout is still empty.

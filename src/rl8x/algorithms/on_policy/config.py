@@ -13,8 +13,8 @@ from rl8x.algorithms.online import OnlineConfig
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).
 _STORED: Final = 3 * 4
-_MOST_MINIBATCHES: Final = 16  # of an epoch, where nobody gave their size
-SEQ_LEN: Final = 4  # of recurrent models, where nobody gave it
+_MOST_MINIBATCHES: Final = 16  # in an epoch, by default
+SEQ_LEN: Final = 4  # of recurrent models, by default
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
             )
 
     def check_seq_len(self, seq_len: int) -> None:
-        """Raise a `ValueError` unless a length of sequences divides the horizon.
+        """Raise a `ValueError` unless `seq_len` divides the horizon.
 
         Args:
-            seq_len: Their length in steps.
+            seq_len: Length of training sequences in steps.
         """
         if self.horizon % seq_len:
             raise ValueError(
@@ -76,7 +76,7 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
             )
 
     def _fitting_minibatch(self, transitions: int) -> int:
-        """Return the minibatch where none is given: of whole sequences, and not too many of a large rollout."""
+        """Return the default minibatch size: whole sequences, and about a 16th of a large rollout."""
         default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
         unit = self.seq_len or (SEQ_LEN if self.horizon % SEQ_LEN == 0 else 1)
         wanted = max(default, transitions // _MOST_MINIBATCHES)

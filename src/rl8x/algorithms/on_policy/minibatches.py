@@ -1,8 +1,8 @@
 """Divides a rollout into sequences of one copy, which updates gather into minibatches.
 
 All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
-minibatch costs a single gather instead of one for each key. What is wide, such as images, is gathered by itself, in its
-own dtype and from where the rollout keeps it.
+minibatch costs a single gather instead of one for each key. Wide tensors, such as images, are gathered separately, in
+their own dtype and directly from the rollout.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rl8x.algorithms.memory_check import Space
 from rl8x.spaces import leaves
 
 SequenceBatch = dict[str, Any]
-"""Tensors by name; under the names of observations, actions and parameters of distributions, trees of them."""
+"""Tensors by name; observations, actions and parameters of distributions may be trees of tensors."""
 # Tensors with more numbers per transition are not packed: copying them would cost more than a separate gather.
 MOST_PACKED: Final = 256
 # Numbers per transition beside observation and action, as float32. Packed: start, log-probability, advantage, return.
 # During the estimation of advantages: scaled rewards, advantages, targets.
 _PACKED_NUMBERS: Final = 4 + 3
-# Whole numbers up to it have a float32 of their own.
+# float32 represents all whole numbers up to this one exactly.
 _MOST_EXACT: Final = 2**24
 
 
@@ -40,7 +40,7 @@ def packed_bytes(observation: Space | None, action: Space | None) -> int:
 
 
 def rounded_parts(name: str, space: Space) -> frozenset[str]:
-    """Return the parts of a space, by flat names that begin with `name`, whose whole numbers float32 would round."""
+    """Return the flat names, beginning with `name`, of a space's parts whose whole numbers float32 would round."""
     return frozenset(
         "/".join((name, *path))
         for path, leaf in leaves(space)
@@ -54,7 +54,7 @@ class SequencePack:
     """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
 
     `sources` are the packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`;
-    what is too wide, float64, or `exact` is not packed (`wide`), and some steps may be masked (`masked`).
+    tensors that are too wide, float64, or `exact` are not packed (`wide`), and some steps may be masked (`masked`).
     """
 
     def __init__(self, horizon: int, num_envs: int, seq_len: int, exact: Collection[str] = ()) -> None:
@@ -70,9 +70,9 @@ class SequencePack:
         self._states: dict[str, Tensor] = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Copy a rollout's tensors, `[horizon, num_envs, ...]`, in, and states, `[horizon / seq_len, num_envs, *]`.
+        """Pack a rollout's tensors, `[horizon, num_envs, ...]`, and its states, `[horizon / seq_len, num_envs, *]`.
 
-        What is wide is not copied, and must stay as it is until the next `fill`.
+        Wide tensors are not copied, and must stay unchanged until the next `fill`.
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len
@@ -86,7 +86,7 @@ class SequencePack:
         self.renew({name: tensors[name] for name in self._columns})
 
     def renew(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in some of what is packed, in place of what `fill` copied; each tensor `[horizon, num_envs, ...]`."""
+        """Replace some of the tensors that `fill` packed, `[horizon, num_envs, ...]` each."""
         sequences, length = self.horizon // self.seq_len, self.seq_len
         columns = self.sources[0].view(sequences, self.num_envs, length, -1)
         for name, tensor in tensors.items():
@@ -112,8 +112,8 @@ class SequencePack:
     def take(self, rows: Tensor) -> list[Tensor]:
         """Gather sequences by number, `[batch]`, int64: arguments of a program.
 
-        Returns the packed numbers, `[batch, seq_len, columns]`, the states, each `[batch, *]`, and what is wide, each
-        `[batch, seq_len, ...]`.
+        Returns the packed numbers, `[batch, seq_len, columns]`, the states, each `[batch, *]`, and the wide tensors,
+        each `[batch, seq_len, ...]`.
         """
         taken = [tensor.index_select(0, rows) for tensor in self.sources]
         if self._wide:
@@ -128,7 +128,7 @@ class SequencePack:
         return taken
 
     def unpack(self, taken: list[Tensor]) -> tuple[SequenceBatch, SequenceBatch]:
-        """Return trees of what `take` gave, by name, `[seq_len, batch, ...]` each, and states, each `[batch, *]`."""
+        """Return the results of `take` by name: trees, `[seq_len, batch, ...]` each, and states, each `[batch, *]`."""
         packed = taken[0].transpose(0, 1)
         flat = {}
         for name, (low, high, shape, dtype) in self._columns.items():
@@ -151,9 +151,9 @@ class SequencePack:
         return self.unpack(self.take(rows))
 
     def of_agents(self, rows: Tensor, agents: int) -> Tensor:
-        """Return the numbers of the sequences of all agents, given those of copies, `[..., rows]`; agent by agent.
+        """Return the numbers of all agents' sequences, agent by agent, given those of copies, `[..., rows]`.
 
-        So agents that have weights of their own find their rows by place.
+        Models with separate weights for each agent find its rows by their place.
         """
         copies = self.num_envs // agents
         first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)

@@ -32,7 +32,7 @@ _CHUNK_STEPS_CUDA: Final = 2**18
 _CHUNK_NUMBERS: Final = 2**24
 
 Minibatches = list[Tensor] | Tensor
-"""One minibatch, as numbers of sequences in chunks, `[rows]` each; or those of one program, `[minibatches, rows]`."""
+"""Numbers of sequences: of one minibatch in chunks, `[rows]` each; or of one program, `[minibatches, rows]`."""
 
 
 class Objective(NamedTuple):
@@ -42,12 +42,12 @@ class Objective(NamedTuple):
         losses: A pure function of tensors. It takes the policy, to be called as a module, under the weights of the
             update; a minibatch, each `[seq_len, batch, ...]`; the policy's state before its sequences, each
             `[batch, *]`; a coefficient that may change from step to step, 0-d; and the config. It returns the sums of
-            all metrics over the minibatch, `[num_metrics]`; what is masked counts as 0.
-        metrics: Their names.
-        total: The one whose mean is minimised.
-        divergence: The one that says how far the policy has gone from that which acted.
-        limit: The updates of a step end where the divergence's mean exceeds it before an update; None is no limit.
-        rate: How the learning rate goes by that mean; None leaves it alone.
+            all metrics over the minibatch, `[num_metrics]`; masked steps count as 0.
+        metrics: Names of the metrics.
+        total: The metric whose mean is minimised.
+        divergence: The metric that measures how far the policy has moved from the one that acted.
+        limit: The updates of a step end when the mean divergence before an update exceeds it; None: no limit.
+        rate: How the learning rate adapts to the mean divergence; None: not at all.
     """
 
     losses: Callable[[Callable[..., Any], SequenceBatch, SequenceBatch, Tensor, Any], Tensor]
@@ -62,7 +62,7 @@ class Objective(NamedTuple):
 class OnPolicyUpdater:
     """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch; see PPO's `learn`.
 
-    The learning rate goes by the objective's unless `adapts` is False, as where one was set in its place.
+    The learning rate follows the objective's `rate` unless `adapts` is False, as after `set_lr`.
     """
 
     policy: Policy
@@ -79,7 +79,7 @@ class OnPolicyUpdater:
 
     def __post_init__(self) -> None:
         self.device = self.policy.device
-        # Epochs of one program. A limited update may end after any, and then draws no order for those after it.
+        # Epochs of one program. With a limit, updates may end after any epoch, and draw no orders for later ones.
         at_once = not self.renews and self.objective.limit is None
         self.epochs_at_once = self.config.num_sgd_iters if at_once else 1
         self._scales: dict[int, Tensor] = {}
@@ -89,7 +89,7 @@ class OnPolicyUpdater:
         self.adapts = self.objective.rate is not None
         self.prepared = False
         self._ran = {"eager"}
-        # A small policy without modes would take 2% longer.
+        # This context would make a small policy, whose modes do not differ, 2% slower.
         self._learning: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if self.policy.has_modes:
             self._learning = functools.partial(training_mode, self.policy)
@@ -112,13 +112,13 @@ class OnPolicyUpdater:
             yield
 
     def epochs(self) -> Iterator[int]:
-        """Yield the number of each epoch, or of the first of those that one program makes, up to the limit."""
+        """Yield the number of each epoch, or of each program's first epoch, until updates reach the limit."""
         for number in range(0, self.config.num_sgd_iters, self.epochs_at_once if self._looped else 1):
             if not self._ended:
                 yield number
 
     def minibatches(self) -> Sequence[Minibatches]:
-        """Return the minibatches of an epoch: each, or all that one program learns from as one."""
+        """Return the minibatches of an epoch one by one, or all those of one program together."""
         if self._looped:
             return [self._of_agents(self._orders(self.generator, self.epochs_at_once))]
         return self._batches(self.workers, self.generator)
@@ -210,7 +210,7 @@ class OnPolicyUpdater:
         return rows if agents == 1 else self.pack.of_agents(rows, agents)
 
     def in_chunks(self, orders: Tensor, workers: Workers) -> list[list[Tensor]]:
-        """Return numbers of copies' sequences, `[minibatches, rows]`, as agents', in chunks that stay in the cache."""
+        """Split minibatches of copies' sequences, `[minibatches, rows]`, into chunks of agents' that fit the cache."""
         size = max(1, self.chunk_rows(workers) // self.policy.num_separate)
         return [[self._of_agents(chunk) for chunk in torch.split(rows, size)] for rows in orders.unbind()]
 
@@ -232,7 +232,7 @@ class OnPolicyUpdater:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """The state that an update changes: weights, moments, the rate, and if that adapts the updates so far."""
+        """The state that an update changes: weights, moments, the rate, and, if it adapts, the number of updates."""
         made = () if self.objective.rate is None else (self._made,)
         return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
 
@@ -247,7 +247,7 @@ class OnPolicyUpdater:
         return [*changed, *self.pack.sources, self._coefficient, scale, self._active, *given]
 
     def _read(self, tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Return coefficient, scale and whether an update is applied, 0-d each, and the data, given the unchanged."""
+        """Return coefficient, scale and whether an update is applied, 0-d each, and the data, from the arguments."""
         sources, numbers = tensors[: len(self.pack.sources)], tensors[len(self.pack.sources) :]
         given = numbers[3:]
         taken = [*given] if self.pack.wide else [source.index_select(0, given[0]) for source in sources]
@@ -266,7 +266,7 @@ class OnPolicyUpdater:
     # -- one optimizer step: a program, or one for each chunk's gradient, a sum over ranks, and one that applies it
 
     def _step(self, chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Make one optimizer step if the KL allows it; return its row, `[num_metrics + 1]`, and if it was taken."""
+        """Make one optimizer step if the KL allows it; return its row, `[num_metrics + 1]`, and whether it was made."""
         scale = self._scale(chunks)
         if len(chunks) == 1 and self._alone:
             row, applied = self._update(*self._arguments(self._state, chunks[0], scale))
@@ -373,7 +373,7 @@ class OnPolicyUpdater:
     def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
         """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
 
-        Before the first update since the rollout, of which `made` counts them, what is measured is rounding.
+        Before the first update since the rollout (`made` counts updates) the measured divergence is only rounding.
         """
         objective = self.objective
         if objective.rate is not None:
