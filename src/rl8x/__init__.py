@@ -7,7 +7,7 @@
     trainer = Trainer(config.build(CartPole))
     trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
-The names below are loaded when they are first used, so that `import rl8x` is quick; MLflow is loaded when a run starts.
+The names below are loaded at their first use, so that `import rl8x` is quick; MLflow is loaded when a run starts.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _NAMES_OF = {
 _HOMES = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = sorted([*_HOMES, "__version__"])
-_HOMES["load_policy"] = "checkpoint"  # for `algorithms.teacher`, where users have that of rl8x.checkpoint
+_HOMES["load_policy"] = "checkpoint"  # for `algorithms.teacher`; users import it from rl8x.checkpoint
 
 
 def __getattr__(name: str) -> Any:

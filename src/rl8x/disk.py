@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 SUMS: Final = "SHA256SUMS"
-"""The file of a folder that has the digests of the others."""
+"""The file with the digests of the other files in its folder."""
 
 
 def named_path(path: str | os.PathLike[str], owner: str) -> Path:
@@ -33,10 +33,10 @@ def is_own_file(path: Path) -> bool:
 
 
 def exposure(folder: Path) -> str | None:
-    """Say who else could change what lies in a folder, or replace the folder; None if only this user and root can.
+    """Say who else could change files in a folder, or replace the folder; None if only this user and root can.
 
-    Above the folder a sticky bit keeps others from replacing it, and this user's own group may write, as it may by the
-    umask of many systems. In a container root may have another number: that of the owner of `/`.
+    Above the folder, a sticky bit is enough to keep others from replacing it, and this user's own group may write, as
+    the umask of many systems allows. In a container root may have another ID: that of the owner of `/`.
     """
     real = Path(os.path.realpath(folder))
     for path in (real, *real.parents):
@@ -55,7 +55,7 @@ def check_writable(folder: Path) -> None:
         folder = folder.parent
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
-    tempfile.TemporaryFile(dir=folder).close()  # asking for permissions would not know of read-only disks
+    tempfile.TemporaryFile(dir=folder).close()  # permissions do not show read-only disks
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
@@ -100,7 +100,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sums_of(folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> str:
-    """Return the digests of a folder's files as `sha256sum` writes them; those that are known are not computed."""
+    """Return the digests of a folder's files as `sha256sum` writes them; `known` digests are not computed."""
     lines = []
     for name in names:
         digest = (known or {}).get(name)
@@ -128,7 +128,7 @@ def is_at(fd: int, path: Path) -> bool:
 
 
 def moved_to(fd: int, path: Path) -> Path | None:
-    """Return the new path of an open file or folder; None if it was not moved, was deleted, or no one can tell."""
+    """Return the new path of an open file or folder; None if it was not moved, was deleted, or cannot be found."""
     if is_at(fd, path):
         return None
     with contextlib.suppress(OSError):

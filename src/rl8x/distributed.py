@@ -1,7 +1,7 @@
 """The ranks of one training, which `torchrun` starts, and all communication between them: by NCCL, gloo and sockets.
 
-Every rank makes the same calls in the same order. A rank that dies ends the calls of the others with an error, one that
-hangs after `RL8X_RANK_TIMEOUT_S` seconds (60 unless it is set). With one rank each call returns what it was given.
+Every rank makes the same calls in the same order. If a rank dies, the calls of the others end with an error; if it
+hangs, after `RL8X_RANK_TIMEOUT_S` seconds (60 by default). With one rank, each call returns its argument.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rl8x.local_sockets import LocalSockets, connect
 
 TIMEOUT_VARIABLE: Final = "RL8X_RANK_TIMEOUT_S"
 _TIMEOUT_S: Final = 60.0
-_HEADER: Final = 8  # bytes that say how long a text is
-# gloo's all-reduce and all-gather take a dozen messages one after another, ten times as long as necessary for a few
-# ranks: ranks on CPUs exchange vectors directly, except large ones (bytes), for which bandwidth counts.
+_HEADER: Final = 8  # bytes of the length of a text
+# gloo's all-reduce and all-gather take a dozen messages in sequence, ten times as long as necessary for a few ranks:
+# ranks on CPUs exchange vectors directly, except large ones (in bytes), for which bandwidth counts.
 _MOST_EXCHANGING: Final = 8
 _MOST_EXCHANGED: Final = 2**22
 _NCCL_REMEDIES: Final = (
@@ -61,12 +61,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes to disks and trackers."""
+        """Whether this is rank 0, the only one that writes to disks and trackers."""
         return self.rank == 0
 
     @property
     def device(self) -> torch.device:
-        """The default device of a rank: a GPU of its own if the machine has one for each rank, else the CPU."""
+        """The default device of a rank: its own GPU, or the CPU if there is none; a `RankError` if GPUs are too few."""
         if not torch.cuda.is_available() or self.size == 1:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         count = torch.cuda.device_count()
@@ -84,7 +84,7 @@ class Ranks:
             return
         if not dist.is_initialized():
             self._backend, device = "gloo", None
-            # Alike on all ranks of a machine: with fewer GPUs than ranks all are on the CPU.
+            # The same on all ranks of a machine: with fewer GPUs than ranks, all are on the CPU.
             if torch.cuda.is_available() and self.local_size <= torch.cuda.device_count():
                 self._backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.local_rank)
                 torch.cuda.set_device(device)
@@ -92,11 +92,11 @@ class Ranks:
             if device is None:
                 self._keep_to_own_processors()
             with self._explained():
-                # Who it is stands in the environment, where torchrun has put it.
-                engine: Any = dist  # whose types lack some of its names
+                # torchrun has put this process's rank into the environment.
+                engine: Any = dist  # its types lack some of its names
                 store, rank, size = next(engine.rendezvous("env://", timeout=limit))
-                # torchrun may keep one store for all starts, in which a rank would wait for the address of one that was
-                # killed. Agents of several machines do not count starts alike.
+                # torchrun may keep one store for all restarts, in which a rank would wait for the address of a killed
+                # one. Agents on several machines count restarts differently.
                 start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if self.local_size == size else ""
                 store = engine.PrefixStore(f"rl8x/{start}", store)
                 options: dict[str, Any] = {"timeout": limit, "device_id": device}
@@ -109,8 +109,8 @@ class Ranks:
     def _keep_to_own_processors(self) -> None:
         """Keep this process's threads to its share of the machine's processors, as Open MPI does by default.
 
-        Ranks wait for each other at each update, and threads that wake up wander: two ranks on two processors took a
-        fifth longer. Processors that the user has chosen (`taskset`, a container's) stay as they are.
+        Ranks wait for each other at each update, and waking threads move between processors: two ranks on two
+        processors took a fifth longer. A user's choice of processors (`taskset`, a container) is kept.
         """
         if not hasattr(os, "sched_setaffinity"):
             return
@@ -119,7 +119,7 @@ class Ranks:
         if share and len(allowed) == os.cpu_count():
             own = allowed[self.local_rank * share : (self.local_rank + 1) * share]
             for thread in os.listdir("/proc/self/task"):
-                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
                     os.sched_setaffinity(int(thread), own)
 
     def _end(self) -> None:
@@ -155,7 +155,7 @@ class Ranks:
     # -- tensors
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of the ranks' tensors `[*]`, the same to the bit on each."""
+        """Return the sum of the ranks' tensors `[*]`, bit-identical on all ranks."""
         if self.size == 1 or self.silent:
             return tensor.clone()
         self._begin()
@@ -175,7 +175,7 @@ class Ranks:
     def _add_by_pairs(self, total: Tensor) -> None:
         """Add up the ranks' tensors `[*]`, a power of two of them, in place, by recursive doubling.
 
-        In each round two ranks exchange what they have and both add it, which has the same bits in either order.
+        In each round two ranks exchange their sums and both add them, which gives the same bits in either order.
 
         Source: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4.5.
         """
@@ -283,7 +283,7 @@ class Ranks:
         return sent.numpy().tobytes()
 
     def share_of(self, number: int) -> int:
-        """Return this rank's share of `number` things; the first ranks have one more if they do not divide evenly."""
+        """Return this rank's share of `number` items; if they do not divide evenly, the first ranks have one more."""
         return number // self.size + (self.rank < number % self.size)
 
 
@@ -300,7 +300,7 @@ def timeout_s() -> float:
 
 
 def _of_torchrun() -> Ranks:
-    """Return this process's place by torchrun's environment variables; alone if they are missing or empty."""
+    """Return this process's place from torchrun's environment variables; one rank if they are missing or empty."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     numbers = [os.environ.get(name, "") for name in names]
     if not (dist.is_available() and "MASTER_ADDR" in os.environ and all(map(str.isdecimal, numbers))):
@@ -320,7 +320,7 @@ def ranks() -> Ranks:
 def sum_over_ranks(*tensors: Tensor) -> list[Tensor]:
     """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce.
 
-    With one rank they are the tensors themselves. Programs cannot wait for other processes: it stands between them.
+    With one rank they are the tensors themselves. Programs cannot wait for other processes, so call it between them.
     """
     if _PRESENT.size == 1:
         return list(tensors)

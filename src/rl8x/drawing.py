@@ -1,7 +1,7 @@
 """The common parts of all figures: themes, lines with bands, legends, PNGs, and test parameters as axes.
 
-Lines have colours that the colour-blind can tell apart (Okabe and Ito 2008, "Color universal design") and a style of
-their own. Matplotlib is imported when the first figure is drawn.
+Lines differ in style, and in colours that the colour-blind can tell apart (Okabe and Ito 2008, "Color universal
+design"). Matplotlib is imported when the first figure is drawn.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 MAX_LINES: Final = 8
 MAX_NAMED: Final = 24
-"""Curves of single runs that a legend names."""
+"""Maximum number of curves of single runs that a legend names."""
 Array = NDArray[np.float64]
-# Warnings that were passed on: a letter that the font lacks is drawn in several figures, and each several times.
+# Warnings already shown: a letter that the font lacks occurs in several figures, and each is drawn several times.
 _TOLD: Final[set[str]] = set()
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
@@ -35,7 +35,7 @@ _BINS: Final = 12
 
 
 class Curve(NamedTuple):
-    """A line with a band, such as a mean over seeds with its interval, each `[points]`; without a band low is NaN."""
+    """A line with a band, such as a mean over seeds with its interval, each `[points]`; without a band `low` is NaN."""
 
     steps: Array
     mean: Array
@@ -71,10 +71,10 @@ class Drawing(NamedTuple):
 
 
 def drawn(drawing: Drawing, theme: Theme, *, titled: bool = False) -> Figure:
-    """Draw a figure; `titled` with its title above all."""
+    """Draw a figure, with its title at the top if `titled`."""
     with _style(theme):
         figure = drawing.draw(theme)
-        if titled and figure.legends:  # as the legend's, since the layout would put both in one place
+        if titled and figure.legends:  # as the legend's title, since the layout would put both in one place
             figure.legends[0].set_title(drawing.title)
             figure.legends[0].get_title().set(fontsize=12, fontweight="bold")
         elif titled:
@@ -83,7 +83,7 @@ def drawn(drawing: Drawing, theme: Theme, *, titled: bool = False) -> Figure:
 
 
 def png(drawing: Drawing, theme: Theme, *, titled: bool = False) -> bytes:
-    """Draw a figure and return it as a PNG; the same each time."""
+    """Draw a figure and return it as a PNG, with the same bytes each time."""
     figure, target = drawn(drawing, theme, titled=titled), io.BytesIO()
     with _style(theme):
         figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
@@ -117,7 +117,7 @@ def _style(theme: Theme) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure, in inches, which a notebook shows."""
+    """Make an empty figure, sized in inches, that notebooks display."""
     return _shown_figure()(figsize=(width, height), layout="constrained")
 
 
@@ -126,7 +126,7 @@ def _shown_figure() -> type[Figure]:
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):
-        """A figure that shows itself in a notebook, whether or not that uses matplotlib otherwise."""
+        """A figure that displays itself in a notebook, whatever matplotlib's backend."""
 
         def _repr_png_(self) -> bytes:
             target = io.BytesIO()
@@ -155,7 +155,7 @@ def labelled(name: str, units: Mapping[str, str]) -> str:
 
 
 def draw_line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, *, marker: bool = False) -> None:
-    """Draw a curve with its band, in the colour and style of a number."""
+    """Draw a curve with its band; `colour` is the number of its colour and style."""
     shade = theme.colours[colour % len(theme.colours)]
     style = _STYLES[colour % len(_STYLES)]
     mark = _MARKERS[colour % len(_MARKERS)] if marker else None
@@ -184,7 +184,7 @@ def draw_panels(
     theme: Theme,
     *,
     width: int,
-    legend: bool = False,  # whether a single panel gets room for the names of many curves
+    legend: bool = False,  # whether a single panel leaves room for the names of many curves
 ) -> Figure:
     """Draw a panel of learning curves for each metric, `width` in a row; arguments as `draw_curves` takes them."""
     columns = min(width, len(panels))
@@ -205,7 +205,7 @@ def draw_panels(
 
 
 def draw_legend(figure: Figure, panel: Axes, count: int) -> None:
-    """Put the names of several lines above the panels, where they cover nothing."""
+    """Put the names of several lines above the panels, so that they cover nothing."""
     if not 2 <= count <= MAX_NAMED:
         return
     handles, labels = panel.get_legend_handles_labels()
@@ -246,16 +246,16 @@ def axes_of(cells: pandas.DataFrame) -> tuple[list[Axis], list[str]]:
 
 def _axis(name: str, column: Array, num_cells: int) -> Axis:
     values, index = np.unique(column, return_inverse=True)
-    # Values of a grid that grow by a factor rather than by a difference, over a decade at least.
+    # Grid values that grow by a constant factor rather than a constant difference, over at least a decade.
     logarithmic = values[0] > 0 and values[-1] >= 10 * values[0] and len(values) > 2 and _is_even(values, True)
-    # A sample has a value for each cell; in a grid each occurs in many cells, or all stand at even distances.
+    # A sample has a value for each cell; in a grid each value occurs in many cells, or all are evenly spaced.
     is_sample = len(values) > _BINS and len(values) > num_cells / 2 and not _is_even(values, logarithmic)
     if len(values) <= _MAX_VALUES and not is_sample:
         scaled = np.log(values) if logarithmic else values
         middles = (scaled[1:] + scaled[:-1]) / 2
         edges = np.array([2 * scaled[0] - middles[0], *middles, 2 * scaled[-1] - middles[-1]])
         return Axis(name, values, np.exp(edges) if logarithmic else edges, index, bool(logarithmic), binned=False)
-    # The median of a sample that is uniform in its logarithm is near the geometric mean of its ends.
+    # The median of a log-uniform sample is near the geometric mean of its ends.
     logarithmic = values[0] > 0 and bool(np.median(values) < (values[0] * values[-1]) ** 0.5 * 2 < values[-1] / 4)
     scaled = np.log(values) if logarithmic else values
     edges = np.linspace(scaled[0], scaled[-1], _BINS + 1)
@@ -271,7 +271,7 @@ def _is_even(values: Array, logarithmic: bool) -> bool:
 
 
 def along(scores: Array, axis: Axis) -> Array:
-    """Average scores, `[..., cells]`, over the cells at each value of an axis, `[..., values]`; NaN where is none."""
+    """Average scores, `[..., cells]`, over the cells at each value of an axis, `[..., values]`; NaN without cells."""
     return _averaged(scores, axis.positions, len(axis.values))
 
 
@@ -291,7 +291,7 @@ def _averaged(scores: Array, index: NDArray[np.intp], count: int) -> Array:
 
 
 def main_pair(axes: Sequence[Axis], scores: Sequence[Array]) -> tuple[Axis, Axis]:
-    """Choose the two axes that explain most of the variance of scores together, `[cells]` of each policy."""
+    """Choose the two axes that together explain most of the variance of scores, `[cells]` for each policy."""
 
     def explained(pair: tuple[Axis, Axis]) -> float:
         return float(np.mean([np.nanvar(over_two(each, *pair)) for each in scores]))
@@ -300,7 +300,7 @@ def main_pair(axes: Sequence[Axis], scores: Sequence[Array]) -> tuple[Axis, Axis
 
 
 def draw_map(panel: Axes, values: Array, x: Axis, y: Axis, low: float, high: float) -> Any:
-    """Draw a heat map, `[values of y, values of x]`, with colours from `low` to `high`; a colour bar explains these."""
+    """Draw a heat map, `[values of y, values of x]`, with colours from `low` to `high`; return it for a colour bar."""
     mesh = panel.pcolormesh(x.edges, y.edges, values, cmap="viridis", vmin=low, vmax=high, rasterized=True)
     scale(panel, x, y)
     return mesh
@@ -318,7 +318,7 @@ def scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
 
 
 def chosen_axes(cells: pandas.DataFrame, parameters: Sequence[str] | None) -> tuple[list[Axis], list[str]]:
-    """Make the axes of a report, for `parameters` or all; also return sentences on what is not drawn."""
+    """Make the axes of a report, for `parameters` or all; also return sentences on parameters that are not drawn."""
     axes, others = axes_of(cells)
     known = {axis.name: axis for axis in axes}
     for name in parameters or ():

@@ -8,12 +8,12 @@ A program takes a dict of tensors by name and returns one, the same names in eac
     obs, obs/<part>         observations, [batch, *obs]; parts that only a critic sees are absent
     state/<name>            the policy's memory, [batch, *]; at first zeros
     starts                  where an observation begins an episode, [batch], bool; with a memory alone
-    noise                   what a sample is made of, [batch, num_noise] float32; with `sampled` alone
+    noise                   random numbers for sampling, [batch, num_noise] float32; with `sampled` alone
 
     actions, actions/<part> actions for the environment, [batch, *action]
     next_state/<name>       the memory for the next call
 
-Observation normaliser, action mask, scaling and clipping are inside. The batch may have any size; where agents have
+Programs include observation normaliser, action mask, scaling and clipping. The batch may have any size; if agents have
 weights of their own, it has the observations of all agents, one agent after the other.
 """
 
@@ -54,13 +54,13 @@ Program = Callable[[Tensors], Tensors]
 
 TOLERANCE: Final = 1e-4
 _STEPS: Final = 10
-_COPIES: Final = (99, 1)  # 1,000 observations in ten steps; one copy alone is a batch like any other
+_COPIES: Final = (99, 1)  # 1,000 observations in ten steps; a batch of one copy must work too
 _TRIES: Final = 16
 _DIGITS: Final = 1e-5
 _STATE: Final = "state/"
 _NEXT: Final = "next_state/"
 _NEEDS: Final[dict[Format, tuple[str, ...]]] = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
-# Spaces with larger bounds are not sampled uniformly: environments do not show such observations.
+# Spaces with larger bounds are not sampled uniformly: environments do not return such observations.
 _FAR: Final = 1e6
 
 
@@ -71,7 +71,7 @@ class Export:
     Attributes:
         path: The file.
         format: Its format.
-        sampled: Whether actions are samples, made of the input `noise`, rather than the most likely ones.
+        sampled: Whether actions are sampled, with the input `noise`, rather than the most likely ones.
         inputs: Type and shape of each input by name, as in `float32 [batch, 4]`.
         outputs: Type and shape of each output by name.
         difference: The largest difference to the policy's actions over 1,000 observations: |a - b| / max(1, |b|).
@@ -125,13 +125,13 @@ def export_policy(
     """Write a policy as a program for the CPU, in float32, after comparing it with the policy.
 
     Args:
-        policy: The policy; it stays as it is.
-        path: The file; what is there already is replaced.
+        policy: The policy, which is not changed.
+        path: The file; an existing one is replaced.
         format: `"pt2"` (`torch.export`), `"onnx"`, or `"safetensors"`, which `Policy.load` reads; None: by the suffix.
-        sampled: Whether actions are samples, made of the input `noise`. A safetensors file decides at each call.
+        sampled: Whether actions are sampled, with the input `noise`. For a safetensors file, each call decides.
 
     Returns:
-        What was written: names, types and shapes of inputs and outputs, and the largest difference that was found.
+        A description of the file: names, types and shapes of inputs and outputs, and the largest difference.
 
     Raises:
         ImportError: If a package is missing that the format needs.
@@ -149,7 +149,7 @@ def export_policy(
     missing = [name for name in _NEEDS.get(chosen, ()) if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"the format {chosen} needs {', '.join(missing)}: pip install 'rl8x[export]'.")
-    # Weights of their own: those of a policy in training are views of one vector, maybe on another device.
+    # Copies of the weights: those of a policy in training are views of one vector, maybe on another device.
     policy = copy.deepcopy(policy).cpu().requires_grad_(False).eval()
     policy.autocast = contextlib.nullcontext
     program = DecisionProgram(policy, sampled)
@@ -186,7 +186,7 @@ def described(tensors: Tensors) -> dict[str, str]:
 
 
 def _about(program: DecisionProgram) -> str:
-    """Return the JSON inside of a program: its inputs and outputs, its spaces, and its kinds of noise in order."""
+    """Return the JSON in a program's file: its inputs and outputs, its spaces, and its kinds of noise in order."""
     example = program.example(1)
     about = {
         "rl8x": __version__,
@@ -200,7 +200,7 @@ def _about(program: DecisionProgram) -> str:
 
 
 def _noise_kinds(distribution: Distribution) -> list[list[Any]]:
-    """List the kinds of random numbers that a sample is made of, with how many of each, in the order of `noise`."""
+    """List the kinds of random numbers of a sample, with the number of each, in the order of `noise`."""
     if isinstance(distribution, Composite):
         return [kind for part in distribution.named.values() for kind in _noise_kinds(part)]
     kinds = {torch.rand: "uniform in [0, 1)", torch.randn: "standard normal"}
@@ -276,8 +276,8 @@ _WRITERS: Final[dict[Format, Callable[[DecisionProgram], tuple[bytes, Program]]]
 def largest_difference(policy: Policy, run: Program, *, sampled: bool) -> float:
     """Compare a program with `policy.act` on 1,000 observations: ten steps of 99 copies, and of one alone.
 
-    Both have a memory of their own, so that what they remember is compared too. Between discrete actions that are as
-    good, or as near to what was drawn, to five digits rounding decides: they count as equal.
+    Each has its own memory, so that memories are compared too. Rounding decides between discrete actions whose scores,
+    or distances to the drawn number, agree to five digits: such actions count as equal.
     """
     parts = {"/".join(("", *path)): copy.deepcopy(leaf) for path, leaf in leaves(policy.observation_space)}
     for index, leaf in enumerate(parts.values()):
@@ -289,7 +289,7 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool) -> float:
         for noise in policy.noise(_STEPS, num, generator):
             drawn = {name: _observed(policy, name, leaf, num, generator) for name, leaf in parts.items()}
             obs = unflatten_tree("", drawn)
-            # Not an algorithm's own way to act, which may be at random for a while.
+            # Not an algorithm's own `act`, which may be random during warm-up.
             own = noise if sampled else None
             act = Policy.act(policy, obs, state, starts, own)
             expected = flatten_tree("actions", policy.env_actions(act.actions))
@@ -310,7 +310,7 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool) -> float:
 def _settle(
     policy: Policy, expected: dict[str, Tensor], found: Tensors, given: tuple[Any, ...], generator: torch.Generator
 ) -> None:
-    """Accept a program's discrete actions that the policy takes if its model's numbers differ from the fifth digit."""
+    """Accept a program's discrete actions that the policy takes after small shifts (1e-5) of its model's features."""
     obs, state, starts, noise = given
     inputs, mask = policy.model_inputs(obs)
     features, _ = policy.policy_features(inputs, state, starts)
@@ -333,7 +333,7 @@ def _difference(found: Tensor | None, expected: Tensor) -> float:
 
 
 def _observed(policy: Policy, name: str, leaf: gymnasium.Space[Any], num: int, generator: torch.Generator) -> Tensor:
-    """Draw a part of `num` observations; of normalised ones with the mean and spread of what the policy has seen."""
+    """Draw a part of `num` observations; normalised parts have the mean and spread of the policy's moments."""
     rows = torch.from_numpy(np.stack([np.asarray(leaf.sample()) for _ in range(num)])).to(torch_dtype(leaf))
     if not rows.is_floating_point() or not isinstance(leaf, gymnasium.spaces.Box):
         return rows

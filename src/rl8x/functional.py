@@ -29,12 +29,12 @@ def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) 
     Args:
         rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
         cuts: Where an episode ended, terminated or truncated, `[horizon, num_envs]`, bool.
-        carry: What the rollout before this one left, `[num_envs]`; zeros before the first.
+        carry: The carry of the previous rollout, `[num_envs]`; zeros before the first.
         gamma: Discount of one step, in [0, 1].
 
     Returns:
-        R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, 0 where it ended an
-        episode. Both are new tensors.
+        R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, with 0 where an
+        episode ended. Both are new tensors.
 
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (reward scaling).
     """
@@ -74,11 +74,11 @@ def generalized_advantages(
         rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
         values: Value of each observation acted on, and of the one after the last step, `[horizon + 1, num_envs]`.
         final_values: Value of the observation that each step led to, before any reset, `[horizon, num_envs]`. Read only
-            where an episode is truncated and not terminated; what stands elsewhere, NaN too, has no influence.
-        terminated: Where the task ended the episode, so that nothing comes after, `[horizon, num_envs]`, bool.
+            where an episode is truncated and not terminated; other values, even NaN, have no influence.
+        terminated: Where the task ended the episode, so that no reward follows, `[horizon, num_envs]`, bool.
         truncated: Where a time limit or a forced reset cut the episode, `[horizon, num_envs]`, bool.
         gamma: Discount of the reward one step later, in [0, 1].
-        gae_lambda: Weight of longer sums of rewards: 0 trusts the values alone, 1 the rewards alone, in [0, 1].
+        gae_lambda: Weight of longer sums of rewards, in [0, 1]: 0 relies on the values alone, 1 on the rewards alone.
 
     Returns:
         Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
@@ -138,13 +138,13 @@ def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
 
         p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
 
-    The result, `[..., num_atoms]`, sums to what `probs` sums to, and has the same mean where no value lies outside of
-    the atoms. Sums, and not additions at indices, whose order accelerators do not keep.
+    The result, `[..., num_atoms]`, has the sum of `probs`, and the same mean if no value lies outside of the atoms.
+    It is computed by sums, since additions at indices have no fixed order on accelerators.
 
     Args:
         probs: `[..., num_atoms]`.
         values: The values x that have these probabilities, `[..., num_atoms]`.
-        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
+        atoms: The fixed atoms z, evenly spaced and ascending, `[num_atoms]`.
 
     Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
     """
@@ -154,7 +154,7 @@ def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
             f"got {list(probs.shape)}, {list(values.shape)}, {list(atoms.shape)}."
         )
     low, high = atoms[0], atoms[-1]
-    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
+    # Places in units of the spacing, so that both shares of a value add up to 1 even in floating point.
     places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
     index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
     shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
@@ -168,7 +168,7 @@ class Moments(NamedTuple):
     """Count, mean and variance (over the count, not the count less one) of the rows of a batch, in float64.
 
     Attributes:
-        num_rows: How many rows, 0-d.
+        num_rows: Number of rows, 0-d.
         mean: Their mean, `[*shape]`.
         var: Their variance, `[*shape]`.
     """
@@ -180,14 +180,14 @@ class Moments(NamedTuple):
 
 @torch.no_grad()
 def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
-    """Return count (0-d), mean and variance (`[*shape]`) over the first axis, float64; of no row 0, the shift, 0.
+    """Return count (0-d), mean and variance (`[*shape]`) over the first axis, float64; without rows 0, the shift, 0.
 
-    The rows are shifted by about their mean before they are squared, so that a large offset costs no digits; what
-    rounding left of the mean is corrected afterwards.
+    The rows are shifted by about their mean before they are squared, so that a large offset costs no digits; the
+    rounding error of the mean is corrected afterwards.
 
     Args:
         batch: Numbers, `[rows, *shape]`.
-        mask: Which rows count, `[rows]`, bool; None is all. Rows outside of it have no influence, NaN neither.
+        mask: Which rows count, `[rows]`, bool; None is all. Other rows, even NaN, have no influence.
     """
     if not batch.dim() or (mask is not None and mask.shape != batch.shape[:1]):
         flags = "" if mask is None else f" and {list(mask.shape)}"
@@ -230,7 +230,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
 
     Args:
         values: Estimated values, `[...]`.
-        returns: What they should have been, of the same shape.
+        returns: The true returns, of the same shape.
         mask: Which elements count, of the same shape, bool; None is all.
     """
     if values.shape != returns.shape or (mask is not None and mask.shape != returns.shape):
@@ -254,12 +254,12 @@ class RunningMoments(nn.Module):
 
     Args:
         shape: Shape of one number, observation or other row; `()` for scalars.
-        epsilon: Added to the variance before its root, against division by 0 where a feature never varies; at least 0.
+        epsilon: Added to the variance before its root, to avoid division by 0 if a feature never varies; at least 0.
 
     Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
     """
 
-    # Flat, never 0-d: torch.compile (2.13) loses what is written into a float64 scalar on the CPU, without an error.
+    # Flat, never 0-d: torch.compile (2.13) silently loses writes to a float64 scalar on the CPU.
     num_rows: Tensor
     means: Tensor
     variances: Tensor
@@ -317,7 +317,7 @@ class RunningMoments(nn.Module):
             M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
 
         Args:
-            count: How many rows, 0-d.
+            count: Number of rows, 0-d.
             mean: Their mean, `[*shape]`.
             var: Their variance over the count, `[*shape]`.
         """
@@ -347,7 +347,7 @@ class RunningMoments(nn.Module):
         return normalized if clip is None else normalized.clamp(-clip, clip)
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """Undo `normalize`, where nothing was clipped: `values * std + mean`, `[..., *shape]`.
+        """Invert `normalize`, except for clipping: `values * std + mean`, `[..., *shape]`.
 
         Args:
             values: Normalised rows, `[..., *shape]`.
@@ -355,7 +355,7 @@ class RunningMoments(nn.Module):
         return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
-        """Follow `.to(device)`, but keep every digit under `.to(dtype)`, `.half()` and `.bfloat16()`."""
+        """Follow `.to(device)`, but stay float64 under `.to(dtype)`, `.half()` and `.bfloat16()`."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer).device)
@@ -371,7 +371,7 @@ def _of_all_ranks(own: Moments) -> list[Moments]:
     return [Moments(row[0], row[1 : 1 + size], row[1 + size :]) for row in gathered]
 
 
-# The module name of an observation without parts; of one with parts, that of the part with the key "".
+# The module name of an observation without parts, or of the part with the key "".
 _WHOLE = "observation"
 
 
@@ -408,7 +408,7 @@ class ObsMoments(nn.ModuleDict):
         return unflatten_tree("", {name: normalized(name, part) for name, part in flat.items()})
 
     def observe(self, parts: Mapping[str, Tensor], valid: Tensor | None, *, shared: bool = False) -> None:
-        """Update the moments with observations, by the names of `of_part`; see `Policy.observe`."""
+        """Update the moments with observations, named as in `of_part`; see `Policy.observe`."""
         for name, part in parts.items():
             if (moments := self.of_part(name)) is not None:
                 moments.update(part, valid, shared=shared)
@@ -416,7 +416,7 @@ class ObsMoments(nn.ModuleDict):
 
 @functools.cache
 def _module_name(path: str) -> str:
-    """Return a module name for a part's moments, another for each path: no dots, and no name that torch has itself."""
+    """Return a unique module name for the moments at a path, without dots and not an attribute of the module."""
     name = path.replace("%", "%25").replace(".", "%2E")
-    # A "%" at the end is no escape, so that this is no other part's name.
+    # A "%" at the end is no escape, so that no other part has this name.
     return f"{name}%" if name == _WHOLE or hasattr(ObsMoments(spaces.Dict({})), name) else name or _WHOLE

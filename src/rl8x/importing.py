@@ -1,7 +1,7 @@
-"""Imports what names in run files and checkpoints refer to, if it is trusted: importing runs code.
+"""Imports of objects that run files and checkpoints name, if they are trusted: importing runs code.
 
-Modules that are imported already, and those of rl8x, torch and Gymnasium, need no trust. All others do: `--trust` or
-`trust=True` for the file, or that the user typed the name. `rl8x.trusted` remembers it.
+Modules that are imported already, and those of rl8x, torch and Gymnasium, need no trust. All others need `--trust` or
+`trust=True` for the file, or a name typed by the user. `rl8x.trusted` remembers trust.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, Final, TypeAlias
 from rl8x.trusted import is_changed, is_remembered, remember
 
 Trust: TypeAlias = bool | Collection[str]
-"""Whether names may import any module: all of them, none, or those listed, which the user has given himself."""
+"""Which names may import any module: all (True), none (False), or the listed ones, which the user typed."""
 
 CLASS: Final = "$class"
 """The key of a class in plain data, `{"$class": path}`."""
 NOT_PLAIN: Final = object()
-"""What `to_plain` returns for what cannot be saved to a file."""
+"""The result of `to_plain` for values that cannot be saved to a file."""
 
 _OWN: Final = ("rl8x", "torch", "gymnasium")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _GYMNASIUM_ID: Final = re.compile(r"-v\d+\s*$", re.ASCII)
-# Of a name that has a letter: "cuda:0" is none.
+# The name has a letter, unlike that of "cuda:0".
 _ID_OF_MODULE: Final = re.compile(
     r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?=.*[A-Za-z_])(?:[\w-]+/)?[\w.-]+\s*", re.ASCII
 )
@@ -45,9 +45,9 @@ class UntrustedError(ValueError):
 
 @contextlib.contextmanager
 def importing_much() -> Iterator[None]:
-    """Disable garbage collection while something large is imported, and exempt the objects that the import made.
+    """Disable garbage collection within the context, for large imports, and exempt the imported objects for good.
 
-    They stay, and to look through them takes a fifth of the time of importing torch or MLflow, and 0.5 s at the end.
+    They are never freed, and scanning them takes a fifth of the time of importing torch or MLflow, and 0.5 s at exit.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -78,7 +78,7 @@ def module_named(text: str) -> str | None:
 
 
 def would_import(text: str) -> str | None:
-    """Return the module that a text would import as a name, else None; "left:right" names one only if there is one."""
+    """Return the module that a text would import as a name, else None; for "left:right", only if the module exists."""
     module = module_named(text)
     if module is None or is_dotted(text) or is_gymnasium_id(text):
         return module
@@ -110,13 +110,13 @@ def classes_in(data: Any) -> Iterator[str]:
 
 
 def runs_code(name: str) -> bool:
-    """Whether what a name means is neither rl8x's, torch's nor Gymnasium's own."""
+    """Whether a name would import a module of none of rl8x, torch and Gymnasium."""
     module = would_import(name)
     return module is not None and module.partition(".")[0] not in _OWN
 
 
 def needs_word(name: str) -> bool:
-    """Whether a file that has this name needs `--trust` in a new process: its code is not remembered as trusted."""
+    """Whether a file with this name needs `--trust` in a new process, because its code is not remembered as trusted."""
     module = would_import(name)
     if module is None or not runs_code(name):
         return False
@@ -125,16 +125,16 @@ def needs_word(name: str) -> bool:
 
 
 def check_gymnasium_id(name: str, trust: Trust) -> None:
-    """Refuse a Gymnasium id whose module does not exist, or is not trusted."""
+    """Raise a `ValueError` for a Gymnasium id whose module does not exist, or is not trusted."""
     module, colon, own = name.partition(":")
     if ":" in own:
         raise ValueError(f"an id of Gymnasium's looks like module:namespace/Name-v0; got {name!r}.")
     if colon:
-        _import_module(module, name, trust)  # as Gymnasium will
+        _import_module(module, name, trust)  # as Gymnasium will do
 
 
 def find_modules_here(trust: Trust) -> None:
-    """Append the working directory to `sys.path` if trusted names may be found there; last, to hide nothing."""
+    """Append the working directory to `sys.path`, where it hides nothing, if trusted names may be found there."""
     here = os.getcwd()
     if isinstance(trust, bool):
         wanted = trust
@@ -164,7 +164,7 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
 
 
 def _import_module(name: str, path: str, trust: Trust) -> ModuleType:
-    """Import the module of a name if its code is trusted; where the user's word lets it, that is remembered."""
+    """Import the module of a name if its code is trusted; remember new trust that the user has given."""
     top = name.partition(".")[0]
     is_new, is_trusted = name not in sys.modules and top not in _OWN, _trusts(path, trust)
     if is_new and not is_trusted:
@@ -208,7 +208,7 @@ def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) ->
 def dotted_path(thing: Any) -> str | None:
     """Return the shortest dotted path by which `import_named` finds a class or function; None if there is none.
 
-    The shortest, because packages show there what they mean to keep: `rl8x.PPOConfig`, wherever its file may move.
+    Packages keep short paths stable, such as `rl8x.PPOConfig`, even if files move.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not module or not name:
@@ -223,7 +223,7 @@ def dotted_path(thing: Any) -> str | None:
 
 
 def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Return a value as JSON can hold it, classes by their dotted path; `NOT_PLAIN` where it cannot."""
+    """Return a value in a form for JSON, classes by their dotted path; `NOT_PLAIN` if it has none."""
     if isinstance(value, type):
         path = dotted_path(value)
         return NOT_PLAIN if path is None else {CLASS: path}
@@ -243,7 +243,7 @@ def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> An
 
 
 def from_plain(value: Any, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
-    """Return plain data with the classes that it names as `{"$class": path}`, each a subclass of one of some kinds."""
+    """Return plain data with each `{"$class": path}` replaced by that class, which must be a subclass of `kinds`."""
     if isinstance(value, dict):
         if set(value) == {CLASS}:
             return import_class(str(value[CLASS]), kinds, trust=trust)

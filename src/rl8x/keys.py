@@ -23,7 +23,7 @@ NEXT_OBS: Final = "next_obs"
 STARTS: Final = "starts"
 ACTIONS: Final = "actions"
 NEXT_ACTIONS: Final = "next_actions"
-"""Of rows of a data set, where an algorithm asks for it: the recorded action on `next_obs`."""
+"""In rows of a data set, for algorithms that need it: the recorded action on `next_obs`."""
 LOGP: Final = "logp"
 PARAMS: Final = "params"
 """The parameters of the distributions that acted, by number."""
@@ -32,32 +32,32 @@ REWARDS: Final = "rewards"
 TERMINATED: Final = "terminated"
 TRUNCATED: Final = "truncated"
 FINAL_PREFIX: Final = "final_"
-"""Of keys that hold what is true before a reset: `final_values` beside `values`."""
+"""Prefix of keys for tensors from before a reset, such as `final_values`."""
 FINAL_OBS: Final = "final_obs"
 FINAL_VALUES: Final = "final_values"
 ADVANTAGES: Final = "advantages"
 RETURNS: Final = "returns"
 DISCOUNTS: Final = "discounts"
-"""What the value of `next_obs` is multiplied by in a target: 0 after a termination."""
+"""Factor of the value of `next_obs` in a target: 0 after a termination."""
 EPISODE_RETURNS: Final = "episode_returns"
 EPISODE_LENGTHS: Final = "episode_lengths"
 VALID: Final = "valid"
 ENDED: Final = "ended"
-"""Where the episode of a copy ends whose agents end and come by themselves; see `envs.Step`."""
+"""Where a copy's episode ends, if its agents end and appear individually; see `envs.Step`."""
 
 COLLECTS: Final = "algorithm/collects"
 STEPS: Final = "algorithm/steps"
 UPDATES: Final = "algorithm/updates"
 ENV_STEPS: Final = "env/steps"
 COPY_STEPS: Final = "env/copy_steps"
-"""Of environments with several agents: steps of copies, where `env/steps` counts those of agents."""
+"""Steps of copies, in environments with several agents, where `env/steps` counts steps of agents."""
 ENV_EPISODES: Final = "env/episodes"
 COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
 EPISODES_ENDED: Final = "episodes/ended"
 METRICS: Final = "metrics"
 SOURCES: Final = "sources"
-"""What the draw of an episode's parameters said of it; see `envs.Step`."""
+"""Extra results of drawing an episode's parameters; see `envs.Step`."""
 ACTION_MASK: Final = "action_mask"
 """The part of a `Dict` observation that says which actions are legal."""
 
@@ -83,7 +83,7 @@ def agent_metrics(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def parameter_metrics(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the metrics of drawn parameters: of their values, and of the ranges of those that move."""
+    """Name the metrics of drawn parameters: statistics of their values, and the bounds of moving ranges."""
     return tuple(f"env_config/{name}/{each}" for name in names for each in ("mean", "min", "max", "low", "high"))
 
 
@@ -95,9 +95,9 @@ COLLECT_METRICS: Final = (
     EPISODES_ENDED,
 )
 TRAINED_RETURNS: Final = ("episodes/returns/mean", "returns/mean")
-"""The mean returns of a training row, of whole episodes and of horizons: the first that it has says how good it is."""
+"""The mean returns of a training row, of whole episodes and of horizons: the first one present is its score."""
 EVALUATED_RETURNS: Final = (f"{EVAL_PREFIX}returns/mean", f"{EVAL_PREFIX}horizon_returns/mean")
-"""The same of an evaluation."""
+"""The same for an evaluation."""
 PROFILING_METRICS: Final = (
     "profiling/collect_ms",
     "profiling/step_ms",

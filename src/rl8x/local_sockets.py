@@ -1,6 +1,6 @@
-"""Exchange of vectors between ranks on one machine, over Unix sockets that the calling thread reads and writes itself.
+"""Exchange of vectors between ranks on one machine, over Unix sockets that the calling thread reads and writes.
 
-To wake gloo's thread for each message took a third of a training step of a few milliseconds (docs/scaling.md).
+Waking gloo's thread for each message took a third of a training step of a few milliseconds (docs/scaling.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 _HEADER: Final = 8  # bytes before a vector, with its length in bytes
 # Seconds of busy waiting before the thread sleeps. Other ranks are rarely later, and an idle processor wakes up slowly.
 _SPIN_S: Final = 0.001
-_MAX_TIMEOUT_MS: Final = 2**31 - 1  # the largest that `poll` takes
+_MAX_TIMEOUT_MS: Final = 2**31 - 1  # the largest that `poll` accepts
 
 
 class LocalSockets:
@@ -36,7 +36,7 @@ class LocalSockets:
         own = _bytes_of(tensor)
         message = memoryview(len(own).to_bytes(_HEADER, "little") + own)
         found = {rank: bytearray(len(message)) for rank in received}
-        # What is still to be sent to each rank, and where what comes from it is to go.
+        # The bytes still to send to each rank, and the memory to receive its bytes into.
         left = dict.fromkeys(((rank, True) for rank in received), message)
         left |= {(rank, False): memoryview(content) for rank, content in found.items()}
         while left:

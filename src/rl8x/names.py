@@ -1,7 +1,7 @@
-"""Messages on names: of things that are chosen by them or made with keyword arguments, and those of other libraries.
+"""Messages on names: of built-in things, of keyword arguments, and of other libraries' equivalents.
 
-What other libraries call things that rl8x has under another name stands in a table, which is that of the pages
-docs/coming-from-*.md; tests compare the two.
+A table maps other libraries' names to rl8x's. It is that of the pages docs/coming-from-*.md; tests compare the
+two.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def did_you_mean(
 ) -> str:
     """Return " Did you mean 'this'?" with the nearest legal names, ignoring case; empty if none is near.
 
-    At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`. Of another library's
-    name it is what that is here.
+    It has at most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`. For another
+    library's name it is the equivalent here.
     """
     legal = list(legal)
     known = called_here(name, legal, show)
     if known:
         return known
-    lowered = {each.lower(): each for each in reversed(legal)}  # of names that differ by case only, the first
+    lowered = {each.lower(): each for each in reversed(legal)}  # the first of names that differ only in case
     near = difflib.get_close_matches(str(name).lower(), lowered, n=most, cutoff=cutoff)
     return f" Did you mean {' or '.join(show(lowered[each]) for each in near)}?" if near else ""
 
@@ -36,7 +36,7 @@ def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "
 
 
 def class_named(kind: str, spec: Any, builtin: Mapping[str, type[Any]], base: type[Any], others: str) -> type[Any]:
-    """Return the built-in class of a name, or a subclass itself; `others` says in messages what else is legal."""
+    """Return the built-in class of a name, or a subclass itself; `others` names further legal values in messages."""
     if isinstance(spec, str):
         if spec not in builtin:
             raise ValueError(unknown_name(kind, spec, builtin))
@@ -54,7 +54,7 @@ def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: 
 
 
 def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, num_positional: int) -> None:
-    """Refuse keyword arguments that a class does not take."""
+    """Raise a `ValueError` for keyword arguments that a class does not take."""
     parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -66,7 +66,7 @@ def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, n
             raise ValueError(unknown_name("argument", name, legal, f" of {cls.__name__} in `{config_name}`"))
 
 
-# -- what other libraries call it
+# -- names in other libraries
 
 _STEPS: Final = (
     '`HitsUpperBound("env/steps", N)` in `run(stop_conditions=[...])`, on the command line `--stop "env/steps >= N"`'
@@ -75,7 +75,7 @@ _SIZES: Final = '`model_config={"hidden_sizes": [64, 64]}`'
 _SAVED: Final = "`Checkpoints(every_steps=...)`, in run files `checkpoints`"
 _DDPG: Final = "`TD3Config(num_critics=1, policy_delay=1, target_interval=1, target_noise=0.0)`"
 
-# Names here of one name there: the first that is legal where it was given is meant.
+# Names in rl8x for names in other libraries: the first one that is legal in the context is meant.
 _NAMES: Final[dict[str, str]] = {
     "learning_rate policy_lr q_lr": "lr",
     "anneal_lr schedule": "lr_schedule",
@@ -136,7 +136,7 @@ _NAMES: Final[dict[str, str]] = {
     "learn": "train",
     "enjoy": "play",
 }
-# Answers where none of these is legal, and to what is no single name.
+# Answers if none of these is legal, and for names without a single equivalent.
 _WORDS: Final[dict[str, str]] = {
     "total_timesteps max_epochs max_epoch": _STEPS,
     "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens hidden_sizes": _SIZES,
@@ -180,11 +180,11 @@ def _single(table: dict[str, str]) -> dict[str, str]:
 
 
 NAMES: Final = {name: tuple(answer.split()) for name, answer in _single(_NAMES).items()}
-"""By another library's name the names here, the likeliest first."""
+"""rl8x's names by another library's name, the likeliest first."""
 WORDS: Final = _single(_WORDS)
-"""By another library's name what it is here, in words."""
+"""Sentences on rl8x's equivalent by another library's name."""
 
-# What registers the environments of other packages, by how their ids begin or end.
+# Packages and modules that register other environments, by patterns of their ids.
 _PACKAGES: Final[dict[str, tuple[str, str]]] = {
     r"ALE/.*|.*NoFrameskip-v\d+": ("ale-py", "ale_py"),
     r"(MiniGrid|BabyAI)-.*": ("minigrid", "minigrid"),
@@ -193,13 +193,13 @@ _PACKAGES: Final[dict[str, tuple[str, str]]] = {
 
 
 def name_here(name: object, legal: Iterable[str]) -> str | None:
-    """Return which legal name another library's name is here; names may be options, such as `--learning-rate`."""
+    """Return the legal name for another library's name, or None; names may be options, such as `--learning-rate`."""
     plain = {_plain(each): each for each in legal}
     return next((plain[here] for here in NAMES.get(_plain(name), ()) if here in plain), None)
 
 
 def called_here(name: object, legal: Iterable[str], show: Callable[[str], str] = repr) -> str:
-    """Return " It is 'lr' here." for another library's name, as `show` writes legal ones; empty if it is none."""
+    """Return " It is 'lr' here." for another library's name, with `show` for legal names; empty if it is unknown."""
     here = name_here(name, legal)
     if here is not None:
         return f" It is {show(here)} here."

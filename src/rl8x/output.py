@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-# A closed pipe or terminal: a stream that has failed to write will never write again.
+# A closed pipe or terminal: after such an error a stream never writes again.
 _GONE: Final = (errno.EPIPE, errno.EIO)
 
 
 class Unfailing:
-    """A text stream that never raises; None, as `sys.stderr` is in some processes, drops what is written."""
+    """A text stream that never raises; with None, which `sys.stderr` is in some processes, it drops all text."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class Unfailing:
         return None
 
     def _encodable(self, text: str) -> str:
-        """Return a text with escapes for the letters that the stream's encoding, that of the locale, does not have."""
+        """Return a text with escapes for letters that the stream's encoding (that of the locale) lacks."""
         encoding = getattr(self._stream, "encoding", None) or "ascii"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -64,7 +64,7 @@ def message_of(error: BaseException) -> str:
     """Return the message of an exception; empty if its `__str__` raises."""
     try:
         return str(error)
-    except Exception:  # a defect of the exception's class must not replace what it was raised for
+    except Exception:  # a defect of the exception's class must not hide the exception
         return ""
 
 
@@ -81,7 +81,7 @@ def described(error: BaseException) -> str:
 
 
 def in_line(text: str) -> str:
-    r"""Return a text as it may stand in a line of a terminal, with escapes such as `\n` for what does not print."""
+    r"""Return a text for one line of a terminal, with escapes such as `\n` for characters that do not print."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -120,8 +120,8 @@ def short(count: float) -> str:
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Put rows of cells in columns, each as wide as its widest cell.
 
-    In at most `width` columns of text a table stands in blocks below each other, each with the first column. A first
-    column that takes more than half of the width, and any other cell that takes more than is left, is cut.
+    If `width` is given, the columns are split into blocks of at most that width, one below the other, each with the
+    first column. A first column wider than half the width, and other cells wider than the rest, are cut.
     """
     if width is not None:
         return _in_blocks(rows, width)
@@ -148,7 +148,7 @@ def width_of(rows: Sequence[Sequence[str]]) -> int:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """Shorten a text in its middle: its ends often tell it from others."""
+    """Shorten a text in its middle, since its ends often distinguish it from others."""
     if len(text) <= width:
         return text
     left = (width - 3) // 2

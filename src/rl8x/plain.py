@@ -1,4 +1,4 @@
-"""Plain data: copies that nobody can change, and YAML in its version 1.2: `3e-4` is a number, `no` is a word."""
+"""Plain data: read-only copies, and YAML 1.2, in which `3e-4` is a number and `no` is a word."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor
 from rl8x.output import in_line
 
 MAX_DEPTH: Final = 32
-"""Mappings and lists within each other that a file may have."""
+"""Maximum nesting of mappings and lists in a file."""
 MAX_VALUES: Final = 100_000
-"""Values that a file may have, keys among them; what an alias stands for counts wherever it stands."""
+"""Maximum number of values in a file, including keys; the values of an alias count at every use."""
 
 _TAG: Final = "tag:yaml.org,2002:"
-# Sequences that are something else than lists in a file.
+# Sequences that are not lists in a file.
 _NO_LISTS: Final = (tuple, bytes, bytearray, memoryview, Space)
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, where PyYAML reads 1.1: `3e-4` as text, `no` as false, `1:30` as 90."""
+    """YAML 1.2's core schema. PyYAML reads 1.1: `3e-4` as text, `no` as false, `1:30` as 90."""
 
     yaml_implicit_resolvers: Final = {}  # type: ignore[misc]
 
@@ -34,13 +34,13 @@ class Loader(yaml.SafeLoader):
         super().__init__(stream)
         self._depth = 0
         self._values = 0
-        # Of each composed node; one that is being composed has none yet.
+        # Number of values in each composed node; a node that is being composed has no entry yet.
         self._values_of: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse what is nested too deeply or too large, as aliases of aliases are that 400 bytes can hold.
+        """Raise if a node is nested too deeply or too large, as 400 bytes with aliases of aliases can be.
 
-        Counted before anything is made of it; depth too, since Python's own limit is another once torch has compiled.
+        Values and depth are counted before objects are built; Python's own depth limit changes once torch has compiled.
         """
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
@@ -62,7 +62,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Refuse a key that is no text or number, or occurs twice."""
+        """Raise if a key is not a text or number, or occurs twice."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -74,14 +74,14 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number; an explicit tag may stand before anything."""
+        """Return a number; an explicit tag may precede any text, which raises if it is no number."""
         text = self.construct_scalar(node)
         # Python writes `.inf` and `.nan` without the dot.
         kind, text = (int, text) if node.tag == f"{_TAG}int" else (float, re.sub(r"\.(?=[inIN])", "", text))
         try:
             return kind(text)
         except ValueError:
-            # Python refuses whole numbers of more than 4300 digits, since reading them takes long.
+            # Python rejects whole numbers of more than 4300 digits, which take long to parse.
             raise _refusal(f"not a number, or one of too many digits: {text!r:.80}", node) from None
 
 
@@ -106,12 +106,12 @@ for _tag in ("int", "float"):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what `Loader` would not read as text."""
+    """Quotes texts that `Loader` would not read as text."""
 
     yaml_implicit_resolvers: Final = Loader.yaml_implicit_resolvers  # type: ignore[misc]
 
 
-# Of a subclass, such as a hyperparameter that nobody gave.
+# For a subclass, such as a default hyperparameter.
 _Dumper.add_multi_representer(int, lambda dumper, number: dumper.represent_int(int(number)))
 
 
@@ -157,7 +157,7 @@ class FrozenList(list[Any]):
 
 
 def checked_number(value: Any, name: str, owner: str = "", *, least: float = -math.inf, whole: bool = False) -> Any:
-    """Return an argument as Python's own number, which files can hold; NumPy's are numbers too."""
+    """Return an argument, which may be NumPy's number, as a Python number for files; else raise a `ValueError`."""
     kind: Any = numbers.Integral if whole else numbers.Real
     if not isinstance(value, kind) or isinstance(value, bool) or not abs(value) < math.inf or value < least:
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
@@ -166,9 +166,9 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
 
 
 def own_values(value: Any) -> Any:
-    """Return NumPy's numbers, within lists, tuples and dicts too, as Python's own, and sequences of any class as lists.
+    """Convert NumPy numbers, also within lists, tuples and dicts, to Python's, and sequences of any class to lists.
 
-    Files can hold those. Texts and fractional numbers of other classes are made Python's own, too.
+    Files can hold the results. Subclasses of texts and floats become Python's own too.
     """
     if isinstance(value, np.generic):  # such as np.int64(64)
         return value.item()
@@ -188,7 +188,7 @@ def own_values(value: Any) -> Any:
 def frozen(value: Any) -> Any:
     """Copy nested lists, dicts, arrays and tensors into read-only ones (tensors stay writable).
 
-    Whatever else there is, such as a module or a function, stays the same object.
+    Other objects, such as modules and functions, are not copied.
     """
     return _copied(value, frozen)
 
@@ -214,6 +214,6 @@ def _copied(value: Any, again: Callable[[Any], Any]) -> Any:
         return set(value)
     if isinstance(value, tuple):
         items = tuple(map(again, value))
-        # Of one class with fields, such as torch.Size, only what has something to copy becomes a plain tuple.
+        # A tuple of a subclass, such as torch.Size, becomes a plain tuple only if something in it was copied.
         return value if all(item is own for item, own in zip(items, value, strict=True)) else items
     return value

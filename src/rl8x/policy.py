@@ -44,7 +44,7 @@ class Act(NamedTuple):
         values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
             deterministically.
         state: The model's state after the observation, each `[num_envs, *]`.
-        params: The distributions' parameters, by number, `[num_envs, *]` each; None unless the policy shows them.
+        params: The distributions' parameters, by number, `[num_envs, *]` each; None unless `shows_params`.
         labels: The teacher's targets for the observation, `[num_envs, *]` tensors by name; None without a teacher.
     """
 
@@ -59,8 +59,8 @@ class Act(NamedTuple):
 class Evaluation(NamedTuple):
     """Log-probabilities, values and entropies of stored sequences, each `[seq_len, batch]`.
 
-    Values are as the model predicts them: in the units of `Policy.value_moments` where there are such. `kl` is the KL
-    divergence of the present distributions from those that acted; None where these are not known.
+    Values are in the model's units: those of `Policy.value_moments` if there are any. `kl` is the KL divergence of the
+    present distributions from those that acted; None if the latter are not known.
     """
 
     logp: Tensor
@@ -90,8 +90,8 @@ def training_mode(module: nn.Module) -> Iterator[None]:
 class Policy(nn.Module):
     """Map observations to actions and values.
 
-    It is made in evaluation mode, in which everything acts: collecting, evaluations, films, exports. Algorithms put the
-    model into training mode for the losses that they train it by (`training_mode`).
+    It is built in evaluation mode, in which it always acts: in collecting, evaluations, films and exports. Algorithms
+    put the model into training mode to compute the losses that train it (`training_mode`).
 
     Args:
         observation_space: Space of one copy's observation.
@@ -103,25 +103,25 @@ class Policy(nn.Module):
         normalize_observations: Whether observations are shifted and scaled by running moments before the model sees
             them.
         normalize_values: Whether the model predicts values in units of the running moments of its targets. `act` and
-            `values` give them in those of the rewards.
-        hidden: Parts of a `Dict` observation that the model does not see at all. Those that the space keeps for the
-            critic (`AsymmetricDict`) become the model's `critic_obs`, unless they are hidden.
+            `values` return them in units of rewards.
+        hidden: Parts of a `Dict` observation that the model does not see at all. Critic-only parts of the space
+            (`AsymmetricDict`) become the model's `critic_obs`, unless they are hidden.
 
     Attributes:
-        autocast: Makes the context in which the model runs; set where it runs in another precision.
+        autocast: Makes the context in which the model runs; set to run it in another precision.
         masked: Whether observations carry an action mask.
-        state_reset_every: Where episodes never end, the state was reset every so many steps of training; 0 is never.
-        has_modes: Whether training mode may differ from evaluation mode: in built-in models it does not.
-        inputs_space: Space of what `model_inputs` gives: all but the action mask.
-        unseen: Parts of a `Dict` observation that actions do not depend on: those that only a critic sees.
-        clips: Whether `env_actions` may change actions; where not, it need not be called.
+        state_reset_every: Steps between resets of the state in training, if episodes never end; 0: no such resets.
+        has_modes: Whether training mode may differ from evaluation mode; in built-in models it does not.
+        inputs_space: Space of the observations that `model_inputs` returns, without the action mask.
+        unseen: Parts of a `Dict` observation that actions do not depend on: hidden ones, and those for the critic.
+        clips: Whether `env_actions` may change actions; if not, it need not be called.
         shows_params: Whether `act` returns the distributions' parameters too.
-        num_separate: Agents that have weights of their own, by the place of their row; 1 where all rows share them.
+        num_separate: Number of agents with weights of their own, found by the place of their rows; 1 if all share them.
         obs_moments: The observation normaliser, by the part of an observation; None without one.
         value_moments: The moments in whose units the model predicts values; None without them.
 
     Raises:
-        TypeError: If model or distribution is none, or is not for such a space.
+        TypeError: If model or distribution is of another type, or is not for such a space.
         ValueError: If a name or an argument is unknown or out of its range, or an action mask does not fit the actions.
     """
 
@@ -160,7 +160,7 @@ class Policy(nn.Module):
             model_config = config_with_critic_obs(for_critic, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         self.num_separate: int = getattr(self.model, "separate", 0) or 1
-        # Defaults included; those of a model that was given as an instance are not known.
+        # Including defaults; the arguments of a model given as an instance are not known.
         model_arguments: dict[str, Any] = {}
         if self.model_is_made:
             model_arguments = resolved_arguments(type(self.model), model_config or {}, num_positional=2)
@@ -174,14 +174,14 @@ class Policy(nn.Module):
         self.value_moments = RunningMoments() if normalize_values else None
         self.has_modes = type(self.model) not in BUILTIN.values()
         self.eval()
-        if any(map(is_lazy, self.model.parameters())):  # such layers get their weights when they first read something
+        if any(map(is_lazy, self.model.parameters())):  # such layers get their weights at their first call
             obs, starts = self._example(1)
             with torch.no_grad():
                 run_model(self.model, obs, self.model.initial_state(2), starts)
 
     @property
     def form(self) -> tuple[type[Policy], dict[str, Any]]:
-        """The class and the constructor's arguments, beside the two spaces, that rebuild this policy."""
+        """The class and the constructor's arguments, without the two spaces, that rebuild this policy."""
         model = {"model": type(self.model), "model_config": self.arguments["model"]}
         return Policy, {
             **(model if self.model_is_made else {"model": self.model}),
@@ -203,14 +203,14 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try what is not built-in on two observations of the space; return the model's side effects in training mode.
+        """Try custom models and distributions on two observations; return the model's side effects in training mode.
 
         Args:
-            seq_len: Steps of the sequences that it is trained on.
+            seq_len: Length of training sequences in steps.
 
         Raises:
-            ValueError: If model or distribution fail, or give what has another shape or type than it must, or the model
-                draws random numbers or changes buffers in evaluation mode.
+            ValueError: If model or distribution fail or return wrong shapes or types, or if the model draws random
+                numbers or changes buffers in evaluation mode.
         """
         if not type(self.distribution).__module__.startswith("rl8x."):
             action = copy.deepcopy(self.action_space)
@@ -221,7 +221,7 @@ class Policy(nn.Module):
         return TrainingEffects()
 
     def show_params(self) -> None:
-        """Have `act` return the distributions' parameters too, if they have a `kl` and are tensors with a row each."""
+        """Let `act` return the distributions' parameters too, if there is a `kl` and they are tensors with row axes."""
         rows, width = 3, self.distribution.num_features
         with torch.no_grad():
             params = self.distribution.from_features(torch.zeros(rows, width, device=self.device))
@@ -230,7 +230,7 @@ class Policy(nn.Module):
         self.shows_params = self.distribution.has_kl and all(have_rows)
 
     def _example(self, seq_len: int) -> tuple[Any, Tensor]:
-        """Return an observation of the space as the model sees it, `[seq_len, 2, *obs]`, and starts, all False."""
+        """Return model inputs for a sampled observation, `[seq_len, 2, *obs]`, and starts, all False."""
         space = copy.deepcopy(self.observation_space)
         space.seed(0)
         obs, _ = self.model_inputs(to_rows(space, space.sample(), self.device)[0])
@@ -246,7 +246,7 @@ class Policy(nn.Module):
         return self.model.initial_state(num_envs)
 
     def forgotten(self, num_envs: int) -> State:
-        """Return the part of an initial state, `[num_envs, *]`, to which it is reset every `state_reset_every` steps.
+        """Return the part of the initial state, `[num_envs, *]`, that is reset every `state_reset_every` steps.
 
         Args:
             num_envs: Copies of the environment.
@@ -254,7 +254,7 @@ class Policy(nn.Module):
         return self.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw the noise that sampling a horizon of actions takes, float32 `[horizon, num_envs, num_noise]`.
+        """Draw the noise for sampling a horizon of actions, float32 `[horizon, num_envs, num_noise]`.
 
         Args:
             horizon: Steps of each copy.
@@ -282,7 +282,7 @@ class Policy(nn.Module):
         return Act(actions, logp, estimates, state, numbered(params) if self.shows_params else None)
 
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of one observation a copy, float32 `[num_envs, num_features]`, and the state after it.
+        """Return the features of one observation per copy, float32 `[num_envs, num_features]`, and the state after it.
 
         Args:
             obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of them.
@@ -294,13 +294,13 @@ class Policy(nn.Module):
         return features[0].float(), state
 
     def _actors_params(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, State]:
-        """Return the distributions' parameters of one observation a copy, and the state, without the critic's work."""
+        """Return distribution parameters for one observation per copy, and the state, without running the critic."""
         obs, mask = self.model_inputs(obs)
         features, state = self.policy_features(obs, state, starts)
         return self.distribution.from_features(features, mask), state
 
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
-        """Return the distributions' parameters of one observation a copy, values `[num_envs]`, and the state after.
+        """Return distribution parameters for one observation per copy, values `[num_envs]`, and the state after it.
 
         It takes the arguments of `act`.
         """
@@ -329,7 +329,7 @@ class Policy(nn.Module):
                 kl = self.distribution.kl(from_numbered(acted, params), params)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params), kl)
 
-    # So that `torch.func.functional_call` evaluates under other weights.
+    # So that `torch.func.functional_call` can evaluate under other weights.
     forward = evaluate
 
     def predict(self, obs: Tree, state: State | None = None, starts: Tensor | None = None, **others: Any) -> Prediction:
@@ -347,7 +347,7 @@ class Policy(nn.Module):
         Raises:
             TypeError: If it is called to act.
         """
-        if state is None or starts is None or others:  # what `predict` takes in other libraries
+        if state is None or starts is None or others:  # arguments of `predict` in other libraries
             raise TypeError(
                 "to act, call `policy.decide(obs)`, which returns actions and state, deterministic by default; "
                 "`predict` is for stored sequences, with `state` and `starts`."
@@ -357,7 +357,7 @@ class Policy(nn.Module):
         return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate values in units of rewards, `[num_envs]`; an actor apart from the critic is not run.
+        """Estimate values in units of rewards, `[num_envs]`; an actor that is separate from the critic is not run.
 
         It takes the arguments of `act`.
         """
@@ -382,7 +382,7 @@ class Policy(nn.Module):
         return {name: part for name, part in obs.items() if name not in self.hidden} if self.hidden else obs
 
     def env_actions(self, actions: Any) -> Any:
-        """Clip actions to a bounded `Box` for the environment, `[num_envs, *action]`; those stored stay as sampled.
+        """Clip actions to a bounded `Box` for the environment, `[num_envs, *action]`; stored actions stay unclipped.
 
         Args:
             actions: `[num_envs, *action]`, or a dict of them.
@@ -401,7 +401,7 @@ class Policy(nn.Module):
             self.obs_moments.observe(flatten_tree("", obs), valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest, hidden parts too.
+        """Take the action mask out of observations, and normalise all other parts, including hidden ones.
 
         Args:
             obs: Observations, `[..., *obs]` or a dict of them.
@@ -428,24 +428,24 @@ class Policy(nn.Module):
         """Return the actor's initial state, each `[num_envs, *]`; `decide` begins with it.
 
         Args:
-            num_envs: How many observations there will be.
+            num_envs: Number of observations.
         """
         return self.model.actor_state(self.model.initial_state(num_envs))
 
     def choose(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> tuple[Any, State]:
-        """Choose the environment's actions, `[num_envs, *action]`, from `seen_space` and `memory`, as `act` does.
+        """Choose the environment's actions, `[num_envs, *action]`, as `act` does, from the parts of `seen_space` alone.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of them.
-            state: As `memory` gives it.
+            state: The actor's state, initially that of `memory`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
-            noise: What sampling needs, `[num_envs, num_noise]`; None decides for the distribution's mode.
+            noise: Noise for sampling, `[num_envs, num_noise]`; None takes the distribution's mode.
 
         Returns:
             The actions, and the state after.
         """
         if self.unseen:
-            # The model is made for them, and looks away.
+            # The model expects these parts, but actions do not depend on them.
             blank = zeros(self.observation_space, starts.shape[0], starts.device)
             obs = {name: part if name in self.unseen else obs[name] for name, part in blank.items()}
         params, state = self._actors_params(obs, state, starts)
@@ -470,20 +470,20 @@ class Policy(nn.Module):
                 obs, ... = env.step(actions)
 
         Args:
-            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such;
-                `[*obs]` of one, `[num, *obs]` of several. Parts that only a critic sees may be absent.
-            state: What the decision before returned; None where all observations begin an episode.
+            obs: One observation, `[*obs]`, or several, `[num, *obs]`, as the environment returns it: arrays, numbers or
+                tensors, in dicts and tuples if the space has such. Parts that only a critic sees may be absent.
+            state: The state that the previous decision returned; None if all observations begin an episode.
             starts: Which observations begin an episode, bool, `[num]`; None: all without a state, none with one.
             deterministic: Whether to take the distribution's mode rather than a sample.
-            generator: What samples are drawn with, on the policy's device; None is torch's own.
+            generator: The generator of the samples, on the policy's device; None is torch's own.
 
         Returns:
-            An element of the action space for one observation, elements with a leading axis for several, as arrays;
-            and the state after it, each `[num, *]`.
+            The action, as an element of the action space, or several as arrays with a leading axis; and the state after
+            the observations, each `[num, *]`.
 
         Raises:
-            ValueError: If an observation is not of the space or not finite, as training has none either; or `state` or
-                `starts` are not for as many.
+            ValueError: If an observation is not of the space, or not finite, as in training, or if `state` or `starts`
+                have another number of rows.
         """
         device, dtype = next((each.device, each.dtype) for each in self.parameters())
         if dtype != torch.float32:
@@ -514,10 +514,10 @@ class Policy(nn.Module):
     # -- in a file
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the policy to a file that `load` reads, without pickle, over an existing one, and return its path.
+        """Write the policy to a file that `load` reads, without pickle; replace an existing file, and return the path.
 
         Args:
-            path: The file; `.safetensors` is added where it has no suffix.
+            path: The file; `.safetensors` is added if it has no suffix.
 
         Raises:
             TypeError: If the policy is made of something that cannot be saved to a file.
@@ -559,11 +559,11 @@ class Policy(nn.Module):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust: Trust = False) -> Self:
-        """Read a policy that `save` wrote: to call `decide`, or `act`.
+        """Read a policy that `save` wrote.
 
         Args:
             path: The file.
-            device: Where its weights are to be.
+            device: Device of the weights.
             trust: Whether modules that the file names, with a model of your own, may be imported.
 
         Raises:
@@ -581,12 +581,12 @@ class Policy(nn.Module):
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
-        """Rebuild a policy from what `to_bytes` returned.
+        """Rebuild a policy from the result of `to_bytes`.
 
         Args:
-            content: What it returned.
-            name: What error messages call it.
-            trust: As `load` has it.
+            content: The result of `to_bytes`.
+            name: Name of the content in error messages.
+            trust: As in `load`.
 
         Raises:
             ValueError: If the content is damaged, is not a policy's, or is of a newer rl8x.
@@ -598,13 +598,13 @@ class Policy(nn.Module):
     def from_description(
         cls, description: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, *, trust: Trust = False
     ) -> Self:
-        """Rebuild a policy from what `describe` returned; raise ValueError if that fails.
+        """Rebuild a policy from the result of `describe`; raise a `ValueError` if that fails.
 
         Args:
-            description: What it returned, the two spaces as plain data, and `state_reset_every`.
+            description: The result of `describe`, with the two spaces as plain data, and `state_reset_every`.
             tensors: The policy's weights and moments by name, its `state_dict`, of any shapes, `[...]`.
-            name: What error messages call where they are from.
-            trust: As `load` has it.
+            name: Name of the source in error messages.
+            trust: As in `load`.
         """
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)
@@ -614,7 +614,7 @@ class Policy(nn.Module):
                 policy: Self = made_of(*both, **arguments)
             policy.load_state_dict(dict(tensors))
             policy.state_reset_every = int(description["state_reset_every"])
-            policy.eval()  # what a class of one's own has added, too
+            policy.eval()  # including modules that a user's class has added
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{name} does not say how its policy is made ({error!r:.200}).") from None
         return policy
@@ -631,6 +631,6 @@ def numbered(params: Any) -> dict[str, Tensor]:
 
 
 def from_numbered(tensors: Mapping[str, Tensor], like: Any) -> Any:
-    """Invert `numbered`: return parameters of the form of others that have these tensors, `[...]` each."""
+    """Invert `numbered`: return parameters with these tensors, `[...]` each, in the structure of `like`."""
     structure = tree_flatten(like)[1]
     return tree_unflatten([tensors[str(i)] for i in range(len(tensors))], structure)

@@ -1,7 +1,7 @@
-"""Policies without a trainer: observations as rows, actions as elements, and the policy's file.
+"""Policies without a trainer: observations as rows of tensors, actions as elements of spaces, and policy files.
 
-A file is in the format of safetensors: weights and running moments by name, and in the header's metadata, under `rl8x`,
-the JSON that says what the policy is made of, with the digest of the whole file. Reading it runs no code.
+A file is in the format of safetensors. It has weights and running moments by name, and in the header's metadata, under
+`rl8x`, JSON that describes the policy and has the digest of the whole file. Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SUFFIX: Final = ".safetensors"
 _FORMAT: Final = "rl8x-policy"
 _VERSION: Final = 1
 _ZEROS: Final = b"0" * 64
-# In the header, the first: JSON within JSON, whose quotes are escaped.
+# The first match is in the header: JSON within JSON, with escaped quotes.
 _DIGEST: Final = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')
 
 
 class Decision(NamedTuple):
-    """What `Policy.decide` returns.
+    """The result of `Policy.decide`.
 
     Attributes:
-        actions: For one observation an element of the action space, for several such with a leading axis, `[num, ...]`.
-        state: The policy's memory after the observations, for its next call, each `[num, *]`; empty where it has none.
+        actions: An element of the action space for one observation; for several, with a leading axis, `[num, ...]`.
+        state: The policy's memory after the observations, for the next call, each `[num, *]`; empty without a memory.
     """
 
     actions: Any
@@ -52,9 +52,9 @@ def policy_bytes(description: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         **description,
         "versions": {"rl8x": __version__, "torch": torch.__version__},
     }
-    # Copies, as weights are views of one vector while they are trained.
+    # Copies, since weights in training are views of one vector.
     own = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    # One entry: those of safetensors' metadata are written in no order, and equal policies make equal files.
+    # One entry, so that equal policies make equal files: safetensors writes metadata entries in no fixed order.
     return _sealed(save(own, {"rl8x": json.dumps(about)}))
 
 
@@ -65,7 +65,7 @@ def read_policy(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
 
     try:
         tensors = load(content)
-        # The header is JSON, after its length.
+        # The header is JSON, preceded by its length.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         description = json.loads(header.get("__metadata__", {}).get("rl8x", "null"))
     except (SafetensorError, ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ def read_policy(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Te
 
 
 def _sealed(content: bytes) -> bytes:
-    """Return a file with its digest in place: the SHA-256 of all its bytes, with zeros where the digest stands."""
+    """Return a file's content with its digest filled in: the SHA-256 of the content with zeros as the digest."""
     place = _DIGEST.search(content)
     if place is None:
         return b""
@@ -91,7 +91,7 @@ def _sealed(content: bytes) -> bytes:
 
 
 def check_finite(rows: Tree) -> None:
-    """Refuse observations `[num, *obs]` that are not finite: a decision on NaN looks like any other."""
+    """Raise if observations `[num, *obs]` are not finite: a decision on NaN looks like any other."""
     for name, part in flatten_tree("obs", rows).items():
         if part.is_floating_point() and not (finite := part.isfinite()).all():
             first = int((~finite).flatten(1).any(1).nonzero()[0])
@@ -137,8 +137,8 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
 
 
 def _check_whole(given: Tensor, whole: Tensor, space: gymnasium.Space[Any], name: str) -> None:
-    """Refuse numbers that a conversion to the space's integer type would change."""
-    if given.dtype != whole.dtype:  # pictures are of their space's type, and not looked through
+    """Raise if the conversion to the space's integer type has changed numbers, or if they are outside of the space."""
+    if given.dtype != whole.dtype:  # images have their space's dtype, and need no check
         wrong = given.to(whole.device, torch.float64) != whole.double()
         if wrong.any():
             number = given.to(whole.device)[wrong][0].item()
@@ -148,7 +148,7 @@ def _check_whole(given: Tensor, whole: Tensor, space: gymnasium.Space[Any], name
 
 
 def to_elements(space: gymnasium.Space[Any], actions: Any, *, batched: bool) -> Any:
-    """Return actions `[num, *action]` as an environment takes them: arrays in the space's dicts, tuples and types."""
+    """Return actions `[num, *action]` for an environment: arrays in the space's dicts, tuples and dtypes."""
 
     def converted(leaf: gymnasium.Space[Any], part: Tensor) -> Any:
         array = part.cpu().numpy().astype(leaf.dtype, copy=False)

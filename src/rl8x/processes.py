@@ -1,7 +1,7 @@
-"""Starting Python processes that import nothing of the working directory, which may be somebody else's.
+"""Starts Python processes that import nothing from the working directory, which may be somebody else's.
 
-Python looks for modules there first where it is started by `-c` or `-m`, and wherever PYTHONPATH has an empty entry,
-as after `export PYTHONPATH=$PYTHONPATH:/x`. A folder that one was sent may have a `json.py`.
+Python looks for modules there first if it is started with `-c` or `-m`, or if PYTHONPATH has an empty entry, as after
+`export PYTHONPATH=$PYTHONPATH:/x`. A folder received from others may contain a `json.py`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 OWN: Final = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONWARNINGS")
-"""The variables that a process of ours is given for itself, not for what a user's code starts there."""
+"""The variables set for rl8x's own processes, but not for processes that a user's code starts in them."""
 _USERS: Final = "RL8X_USERS_VARIABLES"
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def python_process(*words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the `args` and `env` of `subprocess.Popen`, or `run`, for a Python process of ours."""
+    """Return `args` and `env` for `subprocess.Popen` or `run`, for a Python process of rl8x."""
     return {"args": [sys.executable, *words], "env": {**(variables or os.environ), **own_variables()}}
 
 
 def guarded(command: Sequence[str], variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Like `python_process`, for a process that runs a command and ends it when told to, or when this process ends.
+    """Like `python_process`, for a process that runs a command, and ends it on a signal or when this process ends.
 
-    The processes that the command has started end with it; a server's own command may leave those on its port.
+    All processes that the command has started end with it; a server alone might leave some of them on its port.
     """
     code = f"from {__name__} import guard; guard()"
     return python_process("-c", code, str(os.getpid()), *command, variables=variables)
@@ -59,7 +59,7 @@ def guard() -> None:
 
 @contextlib.contextmanager
 def lending_variables() -> Iterator[None]:
-    """Give processes that a library starts within the block the variables of `python_process`."""
+    """Set the variables of `python_process` within the context, for processes that a library starts."""
     own = own_variables()
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
@@ -70,7 +70,7 @@ def lending_variables() -> Iterator[None]:
 
 
 def restore_variables() -> None:
-    """Restore the user's own variables, in a process of ours, for what the user's code starts from here."""
+    """Restore the user's variables in a process of rl8x, for processes that the user's code starts from now on."""
     import json
 
     _restore({**json.loads(os.environ.get(_USERS, "{}")), _USERS: None})
@@ -85,7 +85,7 @@ def _restore(variables: Mapping[str, str | None]) -> None:
 
 
 def own_variables() -> dict[str, str]:
-    """Return the variables by which a process finds the same packages as this one, and makes no warning an error."""
+    """Return variables with which a process finds the same packages as this one, and turns no warning into an error."""
     import json  # not before `leave_working_directory`
 
     users = {name: os.environ.get(name) for name in OWN}
@@ -94,9 +94,9 @@ def own_variables() -> dict[str, str]:
 
 
 def _path() -> list[str]:
-    """Return where this process finds modules, without the working directory where nobody has named it.
+    """Return this process's module search path, without the working directory unless PYTHONPATH names it.
 
-    It is kept where rl8x itself lies there.
+    The working directory also stays if rl8x itself lies in it.
     """
     named = {_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     here = None
@@ -108,7 +108,7 @@ def _path() -> list[str]:
 
 
 def leave_working_directory(*, runs_module: bool) -> None:
-    """Take the working directory off `sys.path` if only `python -m` or an empty entry of PYTHONPATH put it there."""
+    """Remove the working directory from `sys.path` if only `python -m` or an empty entry of PYTHONPATH put it there."""
     if runs_module and not sys.flags.safe_path:
         sys.path.pop(0)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -119,7 +119,7 @@ def leave_working_directory(*, runs_module: bool) -> None:
 
 
 def tolerate_warnings() -> None:
-    """Turn off filters that make warnings errors, but for rl8x's own: libraries warn about each other."""
+    """Remove filters that make warnings errors, except for rl8x's own warnings: libraries warn about each other."""
     import warnings
 
     kept = [each for each in warnings.filters if each[0] != "error" or _names_us(each[3])]
@@ -128,7 +128,7 @@ def tolerate_warnings() -> None:
 
 
 def forget_errors() -> None:
-    """Turn off filters that make warnings errors in what is started from here."""
+    """Remove filters that make warnings errors in processes started from now on."""
     sys.warnoptions[:] = filter(_without_errors, sys.warnoptions)
     if "PYTHONWARNINGS" in os.environ:
         os.environ["PYTHONWARNINGS"] = _without_errors(os.environ["PYTHONWARNINGS"])
@@ -139,6 +139,6 @@ def _names_us(module: Any) -> bool:
 
 
 def _without_errors(kinds: str) -> str:
-    """Take out of the value of PYTHONWARNINGS, or of `-W`, what makes errors; an action may be cut short."""
+    """Remove the filters that make errors from a value of PYTHONWARNINGS or `-W`; actions may be abbreviated."""
     actions = {kind: kind.partition(":")[0].strip() for kind in kinds.split(",")}
     return ",".join(kind for kind, action in actions.items() if not (action and "error".startswith(action)))

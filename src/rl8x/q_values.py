@@ -27,7 +27,7 @@ def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, du
         Q(s, a) = V(s) + A(s, a) - mean of A(s, b) over legal b  with `dueling`
         Q(s, a) = -inf                                           a illegal
 
-    Where a mask allows nothing, everything is legal. No gradient reaches illegal actions.
+    If a mask allows nothing, all actions are legal. No gradient reaches illegal actions.
 
     Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
     """
@@ -51,11 +51,11 @@ def _legal_only(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class GreedyInMeans(EpsilonGreedy):
-    """Epsilon-greedy on expected returns, where the model outputs a distribution of returns for each action.
+    """Epsilon-greedy on expected returns, for models that output a distribution of returns for each action.
 
-    Features are `num_outputs` numbers for each action, one action after the other: logits of `atoms`, or quantiles
-    where there are none. With `dueling` those of the state come before them, and an action's outputs are the state's
-    and what the action adds.
+    Features are `num_outputs` numbers for each action, one action after the other: logits of `atoms`, or quantiles if
+    there are no atoms. With `dueling` the state's outputs come first, and an action's outputs are those plus the
+    action's advantages.
 
     Source: Bellemare et al. 2017, arXiv:1707.06887 (atoms); Dabney et al. 2017, arXiv:1710.10044 (quantiles); Hessel et
     al. 2018, arXiv:1710.02298 (dueling).
@@ -98,7 +98,7 @@ class GreedyInMeans(EpsilonGreedy):
 class QPolicy(Policy):
     """A policy that acts by action values; the value of an observation is that of the best legal action.
 
-    As a module it maps observations to values of actions: this is what is trained, under its own weights or, by
+    As a module it maps observations to values of actions. Updates train this map, under its own weights or, with
     `torch.func.functional_call`, under those of an update or a target.
     """
 
@@ -138,7 +138,7 @@ class QPolicy(Policy):
 
     @property
     def form(self) -> tuple[type[Policy], dict[str, Any]]:
-        """This class, and its arguments beside the spaces."""
+        """This class, and its arguments other than the spaces."""
         kept = ("model", "model_config", "normalize_observations")
         form: dict[str, Any] = {name: value for name, value in super().form[1].items() if name in kept}
         return QPolicy, form | {"dueling": self.dueling, **self.outputs}
@@ -155,7 +155,7 @@ class QPolicy(Policy):
         return self.distribution.atoms if isinstance(self.distribution, GreedyInMeans) else None
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values of outputs of `forward`, `[...]` for `[..., num_outputs]`."""
+        """Return the values `[...]` of `forward`'s outputs, `[..., num_outputs]`."""
         return self.distribution.means(outputs) if isinstance(self.distribution, GreedyInMeans) else outputs
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class QPolicy(Policy):
         return q, q
 
     def indices(self, actions: Tensor) -> Tensor:
-        """Return the indices, from 0, of actions of the space, which may count from another number, int64 `[...]`."""
+        """Return the indices, from 0, of actions, which may count from another number, int64 `[...]`."""
         return actions - self.distribution.start if self.distribution.start else actions
 
 

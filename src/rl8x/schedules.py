@@ -17,12 +17,12 @@ class Schedule:
 
     Args:
         points: (transitions, value) pairs; the first at 0, transitions increasing.
-        kind: `"step"` holds each value until the next point; `"interp"` goes in a straight line from point to point.
-            Both hold the last value for good.
-        name: What error messages call it: the hyperparameter's name.
+        kind: `"step"` holds each value until the next point; `"interp"` interpolates linearly between points. Both hold
+            the last value for good.
+        name: Name of the hyperparameter, for error messages.
 
     Raises:
-        ValueError: If the kind is another word, or the points are not such pairs of finite numbers.
+        ValueError: If the kind is unknown, or the points are not such pairs of finite numbers.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -39,9 +39,9 @@ class Schedule:
         """Create a schedule from a number or a list of pairs.
 
         Args:
-            spec: A number, a list of (transitions, value) pairs, what `to_dict` gives, or a schedule (returned).
-            kind: As the class has it, for a list of pairs.
-            name: As the class has it.
+            spec: A number, a list of (transitions, value) pairs, the result of `to_dict`, or a schedule (returned).
+            kind: As in the class, for a list of pairs.
+            name: As in the class.
 
         Raises:
             ValueError: If the points are not in order, do not begin at 0, or are not finite numbers; or the kind is
@@ -78,12 +78,12 @@ class Schedule:
         return value * (1.0 - share) + goal * share
 
     def bounded(self, low: float, high: float, name: str) -> Schedule:
-        """Return the schedule itself, if its values stay in a range.
+        """Return the schedule itself if all its values are in a range.
 
         Args:
             low: The smallest legal value.
-            high: The largest; may be infinite.
-            name: What the error calls it.
+            high: The largest legal value; may be infinite.
+            name: Name of the schedule in the error.
 
         Raises:
             ValueError: If a value lies outside.

@@ -16,21 +16,21 @@ DTYPES: dict[str, torch.dtype] = {
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
 LARGEST_BOUND: Final = 1e9
-"""Bounds of actions from here on are none: float32 cannot hold their fourth power, of which the squared norm of a
-critic's gradient is."""
+"""Bounds of actions from this one on count as none: the squared norm of a critic's gradient grows with their fourth
+power, which float32 cannot hold."""
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
-# One observation of a GB: more comes of a damaged file.
+# An observation of a GB; larger ones come from damaged files.
 _MAX_NUMBERS = 2**28
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
-"""Spaces with parts. Their elements are dicts of tensors here; those of a `Tuple` have the keys "0", "1", ..."""
+"""Spaces with parts. In rl8x their elements are dicts of tensors; those of a `Tuple` have the keys "0", "1", ..."""
 
 
 class AsymmetricDict(spaces.Dict):
-    """A `Dict` of observations of which a critic alone sees some parts; it is equal to a `Dict` of the same parts.
+    """A `Dict` of observations with parts that only a critic sees; it is equal to a `Dict` of the same parts.
 
     Args:
         parts: The parts by name.
-        critic_only: Names of those that only a critic sees.
+        critic_only: Names of the parts that only a critic sees.
 
     Raises:
         ValueError: If there is no part of such a name.
@@ -46,7 +46,7 @@ class AsymmetricDict(spaces.Dict):
                 raise ValueError(f"`critic_only` names parts: {', '.join(parts)}; got {name!r}.")
 
     def __repr__(self) -> str:
-        """Show the parts, and which are for the critic alone."""
+        """Show the parts, and the names of those for the critic alone."""
         return f"{super().__repr__()}, critic only: {', '.join(self.critic_only)}"
 
 
@@ -56,7 +56,7 @@ def critic_only(space: spaces.Space[Any]) -> tuple[str, ...]:
 
 
 def without_parts(space: spaces.Space[Any], names: Collection[str]) -> spaces.Space[Any]:
-    """Return a `Dict` without some of its parts; a space that has none of them is returned as it is."""
+    """Return a `Dict` without some of its parts; a space that has none of them is returned unchanged."""
     if not isinstance(space, spaces.Dict) or not any(name in space.spaces for name in names):
         return space
     return spaces.Dict({name: part for name, part in space.spaces.items() if name not in names})
@@ -86,16 +86,16 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
 
 
 def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space with float32 in place of float64, and of floats whose bytes are in another order."""
+    """Return the space with float32 in place of float64 and of floats in another byte order."""
     dtype = np.dtype(space.dtype)
     if isinstance(space, spaces.Box) and dtype.kind == "f" and not (dtype.isnative and dtype.itemsize <= 4):
-        with np.errstate(over="ignore"):  # bounds of the largest float64 become infinite
+        with np.errstate(over="ignore"):  # the largest bounds of float64 become infinite
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
     return space
 
 
 def check_bounds(space: Any, owner: str, instead: str) -> None:
-    """Raise `ValueError` unless an action of floats has bounds in each dimension, less than `LARGEST_BOUND`."""
+    """Raise a `ValueError` unless float actions have bounds below `LARGEST_BOUND`, with low < high everywhere."""
     largest = min(LARGEST_BOUND, float(np.finfo(space.dtype).max))
     sizes = np.maximum(np.abs(space.low), np.abs(space.high))
     if not (sizes < largest).all():
@@ -112,9 +112,9 @@ def check_bounds(space: Any, owner: str, instead: str) -> None:
 
 
 def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    """Whether a policy for one space fits the other: they are equal, but floats may be of either precision.
+    """Whether a policy for one space fits the other: they are equal, except that precisions of floats may differ.
 
-    Recorded data say float64 where a simulator does, of which policies get float32.
+    Recorded data keep a simulator's float64, which policies read as float32.
     """
     return bool(map_spaces(one, in_float32) == map_spaces(other, in_float32))
 
@@ -141,7 +141,7 @@ def describe_space(space: object) -> str:
 
 
 def check_supported(space: object, name: str) -> None:
-    """Raise unless rl8x can work with a space, and there is a number in its elements."""
+    """Raise a `ValueError` unless rl8x supports a space, and its elements have at least one number."""
     _check_parts(space, name)
     if isinstance(space, spaces.Space) and not any(math.prod(leaf.shape or ()) for _, leaf in leaves(space)):
         raise ValueError(f"{name} must have at least one number; got {describe_space(space)}.")
@@ -150,7 +150,7 @@ def check_supported(space: object, name: str) -> None:
 def _check_parts(space: object, name: str) -> None:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
-            # Flat names of tensors are made of the keys, joined by slashes.
+            # Flat names of tensors are the keys joined by slashes.
             if not isinstance(key, str) or "/" in key:
                 raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             _check_parts(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
@@ -164,7 +164,7 @@ def _check_parts(space: object, name: str) -> None:
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
-    """Return the lowest and the highest number of a space without parts, for all or `[*shape]`."""
+    """Return the lowest and the highest numbers of a space without parts, scalars or `[*shape]`."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -173,7 +173,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
 
 
 def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
-    """Raise on the CPU unless whole numbers, `[*, *shape]`, are elements of a space."""
+    """Raise, on the CPU only, unless whole numbers, `[*, *shape]`, are elements of a space."""
     if actions.device.type == "cpu":
         low, high = map(torch.as_tensor, _bounds(space))
         wrong = ~((actions >= low) & (actions <= high))
@@ -184,8 +184,8 @@ def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscret
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
     """Raise unless an action mask fits the action space.
 
-    One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
-    each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
+    A mask has one flag for each action of a `Discrete`, for each action of the first choice of a `MultiDiscrete`, then
+    of the second, and so on, or for each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
     """
     if isinstance(actions, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(actions))
@@ -207,7 +207,7 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
 def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     """Replace actions that a mask forbids by the first legal one; forbidden bits by 0.
 
-    Where a mask allows no action at all, all are legal, as the distributions have it.
+    If a mask allows no action at all, all are legal, as in the distributions.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(space))
@@ -227,10 +227,10 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
 
 
 def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[Any] | None = None) -> Any:
-    """Return nested dicts of tensors, `[num, *shape]` each, from nested dicts and tuples of what `convert` takes.
+    """Convert the parts of nested dicts and tuples to nested dicts of tensors, `[num, *shape]` each.
 
-    A tuple becomes a dict with the keys "0", "1", ... Where the element's `space` is given, it says what has parts:
-    simulators also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
+    A tuple becomes a dict with the keys "0", "1", ... If the element's `space` is given, it decides what has parts:
+    simulators may also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
     """
     if not (isinstance(element, Mapping | tuple) if space is None else isinstance(space, spaces.Dict | spaces.Tuple)):
         return convert(element)
@@ -240,7 +240,7 @@ def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[
 
 
 def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Space[Any], Tensor], Any]) -> Any:
-    """Return nested dicts of tensors as the dicts and tuples that a space has, the inverse of `tree_of`.
+    """Invert `tree_of`: return nested dicts of tensors as the dicts and tuples of a space.
 
     `tree` has `[num, *space.shape]` tensors; `convert` gets each part that has no parts itself, and its tensor.
     """
@@ -251,7 +251,7 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
 
 
 def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:
-    """Say which parts of an observation have numbers out of the bounds of their `Box`, by more than rounding."""
+    """Return a text for each part of an observation with numbers beyond its `Box`'s bounds by more than rounding."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return [text for key, part in named_parts(space) for text in outside(obs[key], part, f"{name}[{key!r}]")]
     if not isinstance(space, spaces.Box) or not space.shape:
@@ -271,7 +271,7 @@ def far_outside(numbers: Tensor, space: spaces.Box) -> Tensor:
 
 
 def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
-    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of them."""
+    """Choose rows of `[num, ...]` tensors, or dicts of them: from `yes` if `mask`, `[num]` bool, is True, else `no`."""
     if isinstance(no, dict):
         return {key: where_rows(mask, yes[key], value) for key, value in no.items()}
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
@@ -287,7 +287,7 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a space, or a part of one, which may be without any number."""
+    """Return a space, or a part of one, as plain data; it may have no numbers."""
     kind = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
         hidden = {"critic_only": list(space.critic_only)} if isinstance(space, AsymmetricDict) else {}
@@ -297,7 +297,7 @@ def _to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return kind | {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.MultiBinary):
-        # To Gymnasium one of 2 bits is another than one of [2].
+        # In Gymnasium, n=2 and n=[2] make different spaces.
         return kind | {"n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
     assert isinstance(space, spaces.Box)
     bounds = {"low": _plain_bound(space.low), "high": _plain_bound(space.high)}
@@ -305,11 +305,11 @@ def _to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
-    """Return the space of which `space_to_plain` made plain data."""
+    """Invert `space_to_plain`: return the space for its plain data."""
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
         parts = [(key, space_from_plain(part)) for key, part in plain["parts"]]
-        # Of a plain dict Gymnasium would sort the keys, and a model's inputs and features are in the space's order.
+        # Gymnasium sorts the keys of a plain dict, but a model's inputs and features are in the space's order.
         return AsymmetricDict(dict(parts), critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
@@ -331,7 +331,7 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
 
 
 def _plain_bound(bound: Any) -> Any:
-    """Return a bound, as one number where it is the same everywhere, as an image's is; None where it is infinite."""
+    """Return a bound as plain data: one number if it is the same everywhere, and None for infinite numbers."""
     first = bound.flat[0] if bound.size else 0
     bound = np.asarray(first) if (bound == first).all() else bound
     plain: Any = np.where(np.isfinite(bound), bound, None)  # JSON has no infinite numbers
@@ -339,7 +339,7 @@ def _plain_bound(bound: Any) -> Any:
 
 
 def _bound(plain: Any, infinite: float, dtype: np.dtype[Any]) -> Any:
-    """Return the bound of which `_plain_bound` made plain data."""
+    """Invert `_plain_bound`: return the bound for its plain data."""
     bound = np.array(plain, dtype)
     return np.where(np.isnan(bound), infinite, bound).astype(dtype) if dtype.kind == "f" else bound
 
@@ -347,7 +347,7 @@ def _bound(plain: Any, infinite: float, dtype: np.dtype[Any]) -> Any:
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes of a space's elements.
 
-    Numbers of actions and the like are int64, whatever type they were recorded in: they become indices.
+    Discrete numbers, such as actions, become int64 from any recorded dtype, since they are used as indices.
     """
     found = {}
     for path, leaf in leaves(space):
@@ -364,11 +364,11 @@ def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor])
 
 
 def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor:
-    """Return whole numbers `[rows, *leaf.shape]` in their dtype for use; refuse those that are not in the space."""
+    """Return whole numbers `[rows, *leaf.shape]` in the dtype that rl8x uses; raise if any is not in the space."""
     if isinstance(leaf, spaces.Box) and tensor.dtype == torch_dtype(leaf):
         return tensor
     tensor = tensor.long() if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else tensor
-    # Of all rows: of images a flag for each number would take as much memory as they do.
+    # Extremes over all rows, since a flag for each number would take as much memory as the images.
     ends = [end.reshape(-1).tolist() for end in (tensor.amin(0), tensor.amax(0))]
     bounds = [np.asarray(bound).reshape(-1).tolist() for bound in _bounds(leaf)]
     for least, most, first, last in zip(*ends, *bounds, strict=True):

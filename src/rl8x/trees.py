@@ -1,4 +1,4 @@
-"""Observations and actions that are a tensor or nested dicts of tensors, their flat form by name, and as a list."""
+"""Observations and actions as a tensor or nested dicts of tensors, as flat dicts by name, and as lists."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
 def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str = "it") -> Tensor:
-    """Convert a tensor, an array or lists of numbers to a tensor `[*]`; refuse anything else, under this name.
+    """Convert a tensor, an array or lists of numbers to a tensor `[*]`; raise for anything else, called `name`.
 
-    Torch refuses arrays that run backwards (a picture that was flipped), of another byte order or of long doubles, and
-    warns of those that may not be written to: of such arrays it gets copies.
+    Arrays with negative strides (a flipped picture), another byte order, or long doubles, which torch refuses, and
+    read-only arrays, of which it warns, are copied first.
     """
     if isinstance(value, Tensor) and not value.is_complex():
         return torch.as_tensor(value, device=device)
@@ -37,7 +37,7 @@ def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Apply a function to every tensor of a tree, whatever their shapes."""
-    if not isinstance(tree, Tensor) and isinstance(tree, Mapping):  # the first takes a tenth of the second's time
+    if not isinstance(tree, Tensor) and isinstance(tree, Mapping):  # the first check takes a tenth of the second's time
         return {name: tree_map(function, part) for name, part in tree.items()}
     return function(tree)
 
@@ -66,7 +66,7 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
 
 
 def without_ends(obs: Any, terminated: Tensor) -> Any:
-    """Return next observations with finite numbers where an episode terminated, since nothing bootstraps from there."""
+    """Replace non-finite numbers of next observations where an episode terminated, since no target reads them."""
 
     def finite(part: Tensor) -> Tensor:
         return torch.where(terminated.view(-1, *(1,) * (part.ndim - 1)), part.nan_to_num(0.0, 0.0, 0.0), part)
@@ -95,14 +95,14 @@ def first_tensor(tree: Any) -> Tensor:
 
 @functools.lru_cache(4096)
 def _row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a newly made tensor."""
+    """Return the strides of a new tensor."""
     return tuple(itertools.accumulate((max(size, 1) for size in shape[:0:-1]), operator.mul, initial=1))[::-1]
 
 
 def row_major(tensor: Tensor) -> Tensor:
-    """Return a tensor `[...]` with the strides of a newly made one: itself where it has them, else a copy.
+    """Return a tensor `[...]` with the strides of a new one: itself if it has them, else a copy.
 
-    A dimension of size 1 may have any stride, and `contiguous()` leaves it; a traced graph refuses such an input.
+    A dimension of size 1 may have any stride, which `contiguous()` keeps; a traced graph refuses such an input.
     """
     if not tensor.dim() or tensor.stride() == _row_major_strides(tensor.shape):
         return tensor
@@ -110,7 +110,7 @@ def row_major(tensor: Tensor) -> Tensor:
 
 
 def flat_of(tree: Any) -> tuple[list[Tensor], Callable[[Iterable[Tensor]], Any]]:
-    """Return a tree's tensors, row-major, so that one program fits all strides, and what rebuilds the tree."""
+    """Return a tree's tensors, row-major, so that one program fits all strides, and a function that rebuilds it."""
     tensors: list[Tensor] = []
     rebuilt = _flatten(tree, tensors)
     return tensors, lambda given: rebuilt(iter(given))

@@ -19,7 +19,7 @@ _ROWS: Final = 2
 
 
 def run_model(model: Model, obs: Any, state: State, starts: Tensor) -> Any:
-    """Call a model on sequences of observations, and return what it gives."""
+    """Call a model on sequences of observations, and return its results."""
     shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in flatten_tree("obs", obs).items())
     gets = f"observations [T, B, *obs], here {shapes}, the state before and `starts` [T, B]"
     return _called(f"{type(model).__name__}.forward", gets, lambda: model(obs, state, starts))
@@ -48,7 +48,7 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
 
 @torch.no_grad()
 def _effects(model: Model, obs: Any, state: State, starts: Tensor) -> TrainingEffects:
-    """Run a model, check its results, and undo its side effects and return them."""
+    """Run a model, check its results, undo its side effects, and return which there were."""
     kept = [buffer.clone() for buffer in model.buffers()]
     random_state = torch.cuda.get_rng_state if starts.device.type == "cuda" else lambda _: torch.get_rng_state()
     with kept_generators(starts.device):
@@ -101,7 +101,7 @@ def check_distribution(distribution: Distribution, action: Tree, device: torch.d
 
 
 def _called(function: str, gets: str, call: Callable[[], Any]) -> Any:
-    """Make a call; raise errors with the function's name and arguments."""
+    """Make a call; raise its errors as a `ValueError` with the function's name and arguments."""
     try:
         return call()
     except Exception as error:
@@ -114,7 +114,7 @@ def _check(function: str, what: str, given: Any, shapes: Any) -> None:
 
 
 def _shapes(given: Any) -> Any:
-    """Return the shapes of a tensor, `[*]`, or of a dict of such; of anything else its type."""
+    """Return the shape of a tensor, `[*]`, or the shapes of a dict of tensors; for anything else, its type."""
     if isinstance(given, dict):
         return {key: _shapes(part) for key, part in given.items()}
     return list(given.shape) if isinstance(given, Tensor) else type(given).__name__

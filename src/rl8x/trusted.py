@@ -1,7 +1,7 @@
 """Modules that this user has trusted on this machine: remembered by the paths and digests of their files.
 
-What is trusted is what the user said, with `--trust`, `trust=True` or by typing a module's name, of code that then ran:
-nothing is concluded from whose a file is or where it lies. A module whose files have changed is not trusted any more.
+Code is trusted if the user said so, with `--trust`, `trust=True` or by typing a module's name, and it then ran; owner
+and place of a file do not matter. A module whose files have changed is not trusted any more.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any, Final, TypeAlias
 from rl8x.disk import exposure, is_own_file, replace_synced
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
-"""By the file of each trusted module: `files`, the digests of it and of what it imports beside it; `called`, functions
-of it that may be called."""
+"""By the file of each trusted module: `files`, digests of it and of the neighbouring files that it imports, and
+`called`, its functions that may be called."""
 
 _OWN: Final = ("rl8x", "torch", "gymnasium", "__main__")
 _forgets: bool = False
 newly: Final[list[str]] = []
-"""The files of the modules whose trust was remembered, until a command has said so."""
+"""The files of newly trusted modules, until a command has reported them."""
 
 
 def memory() -> Path:
-    """Return the file that remembers trust; deleting it forgets all."""
-    import platformdirs  # only now: `rl8x doctor` works without
+    """Return the path of the file that remembers trust; deleting the file forgets all."""
+    import platformdirs  # imported late, since `rl8x doctor` works without it
 
     return Path(platformdirs.user_config_dir("rl8x", appauthor=False)) / "trusted.json"
 
 
 def unsafe() -> str | None:
-    """Say why the file is not used, such as that others could change it; None if it is safe or missing."""
+    """Return why the file is not used, for example because others could change it; None if it is safe or missing."""
     file = memory()
-    if not file.is_absolute():  # without a home folder it would be one of the working directory
+    if not file.is_absolute():  # without a home folder it would lie in the working directory
         return f"there is no folder for it: {file}"
     if not os.path.lexists(file):
         return None
@@ -50,7 +50,7 @@ def unsafe() -> str | None:
 
 
 def entries() -> Entries:
-    """Return what is remembered; nothing if the file is damaged or others could have written it."""
+    """Return the remembered entries; none if the file is damaged, or others could have written it."""
     found: Entries = {}
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
         if unsafe() is None:
@@ -60,12 +60,12 @@ def entries() -> Entries:
 
 
 def is_intact(entry: dict[str, Any]) -> bool:
-    """Whether all files of an entry are as they were when it was trusted."""
+    """Whether all files of an entry are unchanged since it was trusted."""
     return all(_digest(path) == digest for path, digest in entry["files"].items())
 
 
 def is_remembered(module: str, function: str | None = None) -> bool:
-    """Whether the user trusted a module on this machine, and all its files are as they were; nothing is imported."""
+    """Whether the user trusted a module on this machine, and all its files are unchanged; nothing is imported."""
     fitting = (entry for entry in _entries_with(module) if function is None or function in entry["called"])
     return any(map(is_intact, fitting))
 
@@ -82,7 +82,7 @@ def _entries_with(module: str) -> list[dict[str, Any]]:
 
 
 def remember(module: ModuleType, function: str | None = None) -> None:
-    """Remember that the user trusts a module that was imported, with what it imports beside it.
+    """Remember that the user trusts an imported module, and the neighbouring modules that it imports.
 
     Nothing is remembered if the file cannot be written, or others could change it.
     """
@@ -100,7 +100,7 @@ def remember(module: ModuleType, function: str | None = None) -> None:
 
 @contextlib.contextmanager
 def nothing_remembered() -> Iterator[None]:
-    """Remember no trust within the block: it is not the user who gives it."""
+    """Remember no trust within the context, where it is not the user who gives it."""
     global _forgets
     before, _forgets = _forgets, True
     try:
@@ -133,7 +133,7 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 def _beside(module: ModuleType, main: str) -> dict[str, str]:
-    """Return the digests of the imported files of a module's package, and of its folder where none is installed."""
+    """Return the digests of imported files in a module's package, and of those in its folder that are not installed."""
     top, above = module.__name__.partition(".")[0], Path(main).parents
     depth = module.__name__.count(".") + (os.path.basename(main) == "__init__.py")
     root = str(above[min(depth, len(above) - 1)])
@@ -156,7 +156,7 @@ def _beside(module: ModuleType, main: str) -> dict[str, str]:
 
 
 def _files_of(module: str) -> list[str]:
-    """Find the files of a module and of the packages it is in, also in the working directory; none of them is run."""
+    """Find the files of a module and of its packages, also in the working directory, without running any."""
     files: list[str] = []
     names, folders = module.split("."), None
     for length in range(1, len(names) + 1):
@@ -165,7 +165,7 @@ def _files_of(module: str) -> list[str]:
         folders = None if spec is None else spec.submodule_search_locations
         origin = spec.origin if spec is not None and spec.has_location else None
         if (origin if length == len(names) else folders) is None:
-            return []  # there is none, or none that is a file
+            return []  # no such module, or it has no file
         if origin is not None:
             files.append(os.path.realpath(origin))
     return files
@@ -174,6 +174,6 @@ def _files_of(module: str) -> list[str]:
 def _spec(name: str, folders: Any) -> ModuleSpec | None:
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
     specs = (finder.find_spec(name, folders) for finder in finders)
-    with contextlib.suppress(KeyError):  # of a package without a file in another: its parent must be imported
+    with contextlib.suppress(KeyError):  # for a namespace package within another, whose parent must be imported
         return next((spec for spec in specs if spec is not None), None)
     return None

@@ -1,9 +1,9 @@
-"""Films of episodes: what each copy of an environment shows, side by side, as a GIF or a video.
+"""Films of episodes: pictures of each copy of an environment, side by side, as a GIF or a video.
 
     film(policy, CartPole(3), env_config={"length": [0.25, 0.5, 1.0]}).save("lengths.gif")
 
-Environments draw themselves (`Env.draw`), simulators that are made with `render_mode="rgb_array"` are asked. A copy
-whose episode has ended fades until the others have.
+Environments draw themselves (`Env.draw`), or simulators made with `render_mode="rgb_array"` render. A copy whose
+episode has ended fades until the others have ended.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from rl8x.rollouts.episodes import Moment, play_episodes
 from rl8x.spaces import describe_space
 
 _FORMATS: Final = (".gif", ".mp4")
-_MAX_FPS: Final = 30.0  # above it frames are left out
-_LAST_S: Final = 1.0  # for which the last frame of an episode is shown
-_MAX_WIDTH: Final = 960  # of several copies side by side, where they draw themselves
+_MAX_FPS: Final = 30.0  # at higher rates frames are left out
+_LAST_S: Final = 1.0  # how long the last frame of an episode is shown
+_MAX_WIDTH: Final = 960  # of several copies side by side, if they draw themselves
 _GAP: Final = 8
 _LETTERS: Final = 13
 _LINE: Final = 20
-_PAST: Final = 100  # states that `draw` is given
-_PALETTE_ERROR: Final = 0.5  # mean distance of a colour, of 255, with which the palette of an earlier frame still fits
-_MAX_MISFITS: Final = 8  # frames whose colours are new, after which none is expected to fit
+_PAST: Final = 100  # past states that `draw` gets
+_PALETTE_ERROR: Final = 0.5  # largest mean error of colours, of 255, with an earlier frame's palette
+_MAX_MISFITS: Final = 8  # frames with new palettes, after which palettes are no longer reused
 
 
 @dataclasses.dataclass(frozen=True)
 class Film:
-    """A film, which a notebook shows.
+    """A film, which notebooks display.
 
     Attributes:
         data: The content of its file.
-        suffix: The ending of its file's name, which says the format.
-        num_frames: How many frames it has.
+        suffix: The suffix of its file name, which decides the format.
+        num_frames: Number of frames.
         returns: Sums of rewards, `[episodes, copies]`.
         lengths: Steps, `[episodes, copies]`.
         finished: Whether the episode came to its end, `[episodes, copies]`.
@@ -80,16 +80,16 @@ class Film:
     finished: NDArray[np.bool_]
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file; missing folders are made.
+        """Write the film to a file; create missing folders.
 
         Args:
-            path: The file, whose name must have the film's ending.
+            path: The file, whose name must have the film's suffix.
 
         Returns:
             The same path.
 
         Raises:
-            ValueError: If the name has another ending.
+            ValueError: If the name has another suffix.
         """
         path = Path(path)
         if path.suffix.lower() != self.suffix:
@@ -99,7 +99,7 @@ class Film:
         return path
 
     def _repr_html_(self) -> str:
-        """Show itself in a notebook."""
+        """Return the film as HTML, for notebooks."""
         content = base64.b64encode(self.data).decode()
         if self.suffix == ".gif":
             return f'<img src="data:image/gif;base64,{content}" alt="{self.num_frames} frames">'
@@ -122,24 +122,24 @@ def film(
     seed: int = 0,
     state_reset_every: int = 0,
 ) -> Film:
-    """Play episodes in every copy of an environment and film them, one after the other.
+    """Play episodes one after the other in every copy of an environment, and film them.
 
     Args:
         policy: The policy that acts.
         env: An environment that draws itself, or one made with `render_mode="rgb_array"`, such as
             `GymnasiumEnv("LunarLander-v3", 1, render_mode="rgb_array")`. It is reset.
         suffix: The format, `".gif"` or `".mp4"`.
-        episodes: How many are played in each copy, at least 1.
-        env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
+        episodes: Number of episodes in each copy, at least 1.
+        env_config: Values of the environment's parameters; None changes nothing. The values of each copy are written
             above it.
-        shown: How many copies are filmed, the first ones, at least 1; None is all.
-        columns: Copies in a row of the picture, at least 1; None finds a number.
+        shown: Number of copies that are filmed, the first ones, at least 1; None is all.
+        columns: Copies in a row of the picture, at least 1; None chooses a number.
         captions: Whether parameters, steps and returns are written above and below.
-        max_steps: Where to stop when episodes do not end, at least 1; None is 1,000 steps, 200 where they never do.
+        max_steps: Maximum steps of an episode, at least 1; None is 1,000, or 200 if the task has no end.
         fps: Steps of the environment a second, > 0; None is its own rate, else 30. Above 30 frames are left out.
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
-        state_reset_every: As the algorithm has it, for tasks that never end; 0 is never.
+        state_reset_every: Steps between resets of the policy's state, for tasks that never end; 0 is never.
 
     Returns:
         The film, with the returns and lengths of its episodes.
@@ -199,8 +199,8 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
     Args:
         policy: The policy that acts.
         env: As `film` takes it.
-        path: The file, whose ending says the format.
-        options: The others of `film`.
+        path: The file, whose suffix decides the format.
+        options: Further arguments of `film`.
 
     Returns:
         The film.
@@ -214,7 +214,7 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
 
 
 def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:
-    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays."""
+    """Make an environment that can be filmed; Gymnasium's simulators get `render_mode="rgb_array"`."""
     kind = maker.func if isinstance(maker, functools.partial) else maker
     if isinstance(kind, type) and getattr(kind, "takes_render_mode", False):
         options["render_mode"] = "rgb_array"
@@ -228,7 +228,7 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
 
 
 def check_pictures(env: Env) -> None:
-    """Raise `ValueError` if an environment cannot be drawn, with what to do about it."""
+    """Raise a `ValueError` with advice if an environment cannot be drawn."""
     name = type(env.unwrapped).__name__
     if env.draws:
         return
@@ -239,13 +239,13 @@ def check_pictures(env: Env) -> None:
 
 
 class Camera:
-    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade."""
+    """Takes pictures of copies of an environment, side by side; copies whose episode has ended fade."""
 
     def __init__(self, env: Env, *, shown: int | None, columns: int | None, captions: bool) -> None:
         self._env, self._captions = env, captions
         count = min(shown or env.num_copies, env.num_copies)
         self._copies = range(count)
-        # Up to three stand in one row, more in as many rows as columns.
+        # Up to three copies form one row; more form as many rows as columns.
         self._columns = min(columns or (count if count <= 3 else math.ceil(math.sqrt(count))), count)
         self._size = SIZE
         if self._columns > 2:
@@ -259,7 +259,7 @@ class Camera:
         self._went_on = np.ones(env.num_copies, dtype=np.bool_)  # the copies whose episode had not ended before
 
     def see(self, moment: Moment) -> None:
-        """Take note of a moment; a copy whose episode had ended before it stays as it is."""
+        """Record a moment; a copy whose episode had ended before it keeps its last picture."""
         if self._moment is None:
             self._parameters = on_host(moment.parameters)
             units = {name: parameter.unit for name, parameter in self._env.parameters.items()}
@@ -271,7 +271,7 @@ class Camera:
         self._moment = moment
         if self._env.draws:
             states = on_host(moment.state, self._env.team)
-            # Where physics are not pure, the state after an episode's end is the next one's.
+            # In simulators with a state of their own, the state after an episode's end belongs to the next episode.
             seen = self._went_on if self._env.capturable else moment.running
             for copy in (copy for copy in self._copies if seen[copy]):
                 self._pasts[copy].append(copy_of(states, copy))
@@ -292,7 +292,7 @@ class Camera:
         return _side_by_side([self._tile(copy, moment) for copy in self._copies], self._columns)
 
     def _tile(self, copy: int, moment: Moment) -> Picture:
-        """Return the picture of a copy between what is written above and below it."""
+        """Return the picture of a copy with the captions above and below it."""
         from PIL import Image, ImageDraw
 
         picture = self._pictures[copy]
@@ -319,7 +319,7 @@ class Camera:
 
 
 def _wrapped(title: str, width: int) -> list[str]:
-    """Break a title at its commas into lines of at most `width` pixels, where that is possible."""
+    """Break a title at its commas into lines of at most `width` pixels, as far as possible."""
     lines: list[str] = []
     for part in title.split(", ") if title else []:
         longer = f"{lines[-1]}, {part}" if lines else part
@@ -331,7 +331,7 @@ def _wrapped(title: str, width: int) -> list[str]:
 
 
 def _renders(env: Env) -> Iterator[Picture]:
-    """Yield the frames that a simulator renders, of each copy or of the first alone."""
+    """Yield the frames that a simulator renders, one for each copy or for the first alone."""
     try:
         rendered: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
@@ -344,7 +344,7 @@ def _renders(env: Env) -> Iterator[Picture]:
 
 
 def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
-    """Put pictures of one size in rows, from left to right; the whole has an even width and height, as videos need."""
+    """Arrange pictures of one size in rows; the result has an even width and height, as videos need."""
     height, width = tiles[0].shape[:2]
     rows = math.ceil(len(tiles) / columns)
     shape = rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP
@@ -359,7 +359,7 @@ def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
 
 
 def check_format(suffix: str) -> None:
-    """Refuse what no film can be written as."""
+    """Raise if a film cannot have this suffix: `ValueError`, or `ImportError` without imageio."""
     if suffix.lower() not in _FORMATS:
         raise ValueError(f"a film is one of {', '.join(_FORMATS)}; got {suffix!r}.")
     if suffix.lower() != ".gif" and not all(map(importlib.util.find_spec, ("imageio", "imageio_ffmpeg"))):
@@ -367,16 +367,16 @@ def check_format(suffix: str) -> None:
 
 
 def _gif(frames: Iterator[Picture], rate: float) -> bytes:
-    """Return the content of a GIF, which repeats itself."""
+    """Return the content of a GIF that loops forever."""
     images, target = in_few_colours(frames), io.BytesIO()
     next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
     return target.getvalue()
 
 
 def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
-    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space.
+    """Yield frames as images with a palette, which is kept as long as it fits, so that only changes take space.
 
-    That, and to look colours up in a table rather than in Pillow, takes half of the time and of the space.
+    This, and a look-up table of colours in place of Pillow, halves the time and the space.
     """
     from PIL import Image
 
@@ -398,7 +398,7 @@ def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
 
 
 def _palette(image: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return an image's colours, and which replaces any other: one with equal 5 bits of each part, or the nearest."""
+    """Return an image's colours, and for every 15-bit colour the one that replaces it: an equal or the nearest one."""
     order = np.argsort(image.histogram()[:256])[::-1]
     colours = np.array(image.getpalette(), dtype=np.uint8).reshape(-1, 3)
     colours = colours[order[order < len(colours)]]

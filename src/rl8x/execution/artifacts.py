@@ -1,4 +1,4 @@
-"""The cache of compiled programs on disk, keyed by a hash of everything that a compiled program depends on."""
+"""The cache of compiled programs on disk, keyed by a hash of everything that they depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMIT_MB: Final = 500  # a program takes 0.5 MB
 # it.
 _IN_USE_S: Final = 3600.0
 _MOST_NOTES: Final = 4096
-# Age in seconds after which what a build left counts as abandoned.
+# Age in seconds after which the temporary files of a build count as abandoned.
 _LONG_AGO_S: Final = 600.0
 
 
@@ -47,12 +47,12 @@ class Artifact(NamedTuple):
 
     key: str  # its file name without the suffix
     size: int  # in bytes
-    used: float  # when it was last used, in seconds since 1970
+    used: float  # time of its last use, in Unix seconds
     torch: str  # the version that compiled it; empty if unknown
 
 
 class Artifacts:
-    """A folder of compiled programs: shared libraries that end with a line of JSON, with a hash and the verdict.
+    """A folder of compiled programs: shared libraries, each followed by a line of JSON with its hash and verdict.
 
     Several processes may use it at once, since files are renamed into it. A program is loaded only if nobody but this
     user and root could have written it.
@@ -61,10 +61,10 @@ class Artifacts:
     def __init__(self, folder: Path | None = None) -> None:
         given = os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False)
         self.folder = (folder or Path(given)).absolute()
-        self.left = ""  # the configured folder, and why a temporary one of this process is used instead
+        self.left = ""  # the configured folder, and why this process uses a temporary one instead
 
     def make_folder(self) -> None:
-        """Create the folder, readable by this user alone since it contains code; a temporary one if that fails."""
+        """Create the folder, private to this user since it contains code; use a temporary one if that fails."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._leave_if_exposed()
@@ -72,7 +72,7 @@ class Artifacts:
             self._leave_folder("cannot be written to")
 
     def _leave_if_exposed(self) -> None:
-        """Use a temporary folder if others could put programs of theirs into this one."""
+        """Use a temporary folder if other users could put programs into this one."""
         why = exposure(self.folder) if not self.left and self.folder.is_dir() else None
         if why is not None:
             warnings.warn(
@@ -88,7 +88,7 @@ class Artifacts:
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
     def beside(self, kind: str) -> Path:
-        """Return a unique temporary path; process IDs would not do, as containers that share a folder repeat them."""
+        """Return a unique temporary path; process IDs are not unique among containers that share a folder."""
         return self.folder / f".{uuid.uuid4().hex}.{kind}"
 
     def library(self, key: str) -> Path:
@@ -96,7 +96,7 @@ class Artifacts:
         return self.folder / f"{key}.so"
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return the notes of a program if its hash matches; remove it if it is damaged, or not ours."""
+        """Return a program's notes if its hash matches; remove a damaged program, or one that others can write to."""
         self._leave_if_exposed()
         path = self.library(key)
         with contextlib.suppress(OSError, ValueError):
@@ -104,7 +104,7 @@ class Artifacts:
                 _, notes = _read(path)
                 os.utime(path)
                 return notes
-        with contextlib.suppress(OSError):  # there is none, or the folder is another user's
+        with contextlib.suppress(OSError):  # no such file, or another user's folder
             path.unlink()
         return None
 
@@ -114,13 +114,13 @@ class Artifacts:
         self.trim()
 
     def judge(self, key: str, verdict: str) -> None:
-        """Keep the verdict on a program in its notes: empty if it agrees with its function."""
+        """Store the verdict on a program in its notes: empty if the program agrees with its function."""
         with contextlib.suppress(OSError, ValueError):
             library, notes = _read(self.library(key))
             self._write(key, library, notes | {"verdict": verdict})
 
     def _write(self, key: str, library: bytes, notes: dict[str, Any]) -> None:
-        """Write a program, which its owner alone may change, whatever the umask."""
+        """Write a program that only its owner may change, whatever the umask."""
         beside, notes = self.beside("so"), notes | {"sha256": hashlib.sha256(library).hexdigest()}
         beside.write_bytes(library + b"\n" + json.dumps(notes).encode())
         beside.chmod(beside.stat().st_mode & ~0o022)
@@ -146,7 +146,7 @@ class Artifacts:
         return sum(artifact.size for artifact in artifacts)
 
     def trim(self) -> None:
-        """Remove least recently used programs until the limit holds, except those that may be in use."""
+        """Remove the least recently used programs beyond the size limit, except those that may be in use."""
         left, since = limit_mb() * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
@@ -154,7 +154,7 @@ class Artifacts:
                 self.library(artifact.key).unlink(missing_ok=True)
 
     def remove_unfinished(self) -> None:
-        """Remove what builds left in the folder that were killed, as when a run ends during a build."""
+        """Remove old temporary files of builds that were killed, for example when a run ended during a build."""
         for left in self.folder.glob(".*"):
             with contextlib.suppress(OSError):  # another process has removed it, or another user owns it
                 if left.stat().st_mtime < time.time() - _LONG_AGO_S:
@@ -171,24 +171,24 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def cpu_info() -> str:
-    """Return what Linux says about the processors; nothing on other systems."""
+    """Return Linux's description of the processors; an empty string on other systems."""
     path = Path("/proc/cpuinfo")
     return path.read_text() if path.exists() else ""
 
 
 @functools.cache
 def surroundings() -> str:
-    """Return a hash of what a compiled program depends on beside its description: versions, processor, C++ compiler."""
+    """Return a hash of the environment of compiled programs: versions, processor, C++ compiler."""
     own = [path.read_bytes() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
     kinds = ("vendor_id", "model", "flags", "Features")
     processor = sorted({line for line in cpu_info().splitlines() if line.startswith(kinds)})
     compiler = os.environ.get("CXX") or "g++"
-    place = os.path.realpath(shutil.which(compiler.split()[0]) or compiler)  # it names the version
+    place = os.path.realpath(shutil.which(compiler.split()[0]) or compiler)  # the path contains the version
     processor = processor or [platform.processor(), platform.machine()]
     facts = [__version__, torch.__version__, torch.version.git_version, compiler, place, processor]
     return hashlib.sha256(b"".join([*own, json.dumps(facts).encode()])).hexdigest()
 
 
 def key_of(program: str) -> str:
-    """Return the cache key of a described program, which also depends on `surroundings`."""
+    """Return the cache key of a program's text, which also depends on `surroundings`."""
     return hashlib.sha256(f"{surroundings()} {program}".encode()).hexdigest()[:40]

@@ -1,6 +1,6 @@
 """Compiled functions of tensors: traced here, compiled in a separate process, verified, called as one C++ function.
 
-That process imports torch's compiler once, reads programs as lines of JSON, and compiles each in a forked child.
+The compiling process imports torch's compiler once, reads programs as lines of JSON, and forks a child for each.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class CompiledProgram:
     """A function of tensors, or a loop, compiled once for each layout of its arguments.
 
     The traced graph is compiled without the guards that `torch.compile` checks at every call, which cost as much as an
-    update of a small minibatch. On the CPU a call of the program is one call into C++, of a loop too. A program that
-    does not compute what its function does, of a loop the first two items, is refused with a warning, and the function
-    runs instead. Unless it `compiles`, the trace is interpreted, for comparison.
+    update of a small minibatch. On the CPU a call of the program, even of a loop, is one call into C++. A program whose
+    results differ from its function's (in the first two items of a loop) is refused with a warning, and the function
+    runs instead. Without `compiles`, the trace is interpreted, for comparison.
     """
 
     def __init__(self, function: Program, check: Check | None = None, *, compiles: bool = True) -> None:
@@ -91,12 +91,12 @@ class CompiledProgram:
         return self._looped(traced.graph, traced.read)
 
     def _looped(self, run: Program, read: Sequence[Tensor]) -> Program:
-        """Return what runs a graph that also takes `read`, `[*]` each, in a loop in Python if the function is one."""
+        """Return a function that runs a graph with extra arguments `read`, `[*]` each; a loop runs in Python."""
         program: Program = lambda *tensors: [result.clone() for result in run(*tensors, *read)]  # noqa: E731
         return torch.no_grad()(dataclasses.replace(self.loop, function=program) if self.loop.num_items else program)
 
     def _agrees(self, key: str, program: Program, tensors: Sequence[Tensor], read: Sequence[Tensor]) -> bool:
-        """Return whether a program does what its function does: as the run or the cache knows, else by trying both."""
+        """Return whether a program agrees with its function, by a verdict of run or cache, else by running both."""
         verdicts, artifacts = self.check.verdicts, compiler().artifacts
         found = verdicts[key] if key in verdicts else (artifacts.find(key) or {}).get("verdict")
         if found is None:
@@ -113,7 +113,7 @@ class CompiledProgram:
 
 
 class Compiler:
-    """Compiles programs, several at a time, into the cache; calls `say` with a line, once, where one is waited for."""
+    """Compiles programs, several at a time, into the cache; at the first wait, calls `say` with a line."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
@@ -122,7 +122,7 @@ class Compiler:
         self._owner = 0  # the process that started the compiler; forks of it do not share the compiler
         self._requested: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._answer = b""  # the part of an answer that has come
+        self._answer = b""  # the incomplete answer read so far
 
     def start(self) -> None:
         """Start the process unless it runs; its imports take seconds."""
@@ -136,7 +136,7 @@ class Compiler:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            # A process group of its own keeps Ctrl-C from it; a session of its own would make its niceness ineffective.
+            # Its own process group keeps Ctrl-C from it; its own session would make its niceness ineffective.
             process_group=0,
         )
         self._owner, self._answer = os.getpid(), b""
@@ -153,7 +153,7 @@ class Compiler:
         self._requested.clear()
 
     def request(self, program: str) -> str:
-        """Request the compilation of a described program unless it is in the cache, without waiting; return its key."""
+        """Request the compilation of a program unless it is in the cache, without waiting; return its key."""
         key = key_of(program)
         if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
             self.start()
@@ -163,7 +163,7 @@ class Compiler:
         return key
 
     def library(self, program: str) -> Path:
-        """Return the shared library of a program, waiting for it; a `RuntimeError` says why there is none."""
+        """Wait for the shared library of a program, and return its path; a `RuntimeError` says why there is none."""
         key = self.request(program)
         if key in self._requested and self.say is not None:
             later = "later runs like this one find what it makes in the cache"
@@ -179,9 +179,9 @@ class Compiler:
         return library
 
     def missing(self, seconds: float | None = 0.0) -> int:
-        """Return how many of the requested programs are not there yet, after so many seconds or when one more is.
+        """Return the number of requested programs that are still missing, after `seconds` or once one more is done.
 
-        None waits for one without end. If the process has ended, nothing is missing: `library` says that.
+        None waits without limit. If the process has ended, nothing is missing: `library` then raises.
         """
         if not self._requested or self._owner != os.getpid():
             return 0
@@ -201,7 +201,7 @@ class Compiler:
 
 
 def load(library: Path, traced: Trace, loop: Loop, like: Sequence[Tensor]) -> Program:
-    """Load the compiled program of a loop whose function was traced; it takes arguments of strides `like` those.
+    """Load the compiled program of a loop whose function was traced; its arguments need the strides of `like`.
 
     Several threads may call it at once; it releases the GIL. The buffers that it keeps are freed with the function.
     """
@@ -247,7 +247,7 @@ def main() -> None:
     os.nice(_NICENESS)
     private.load_inductor()
     answers = os.dup(1)
-    os.dup2(2, 1)  # keeps the output of compilers apart from the answers
+    os.dup2(2, 1)  # keeps the compilers' output apart from the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     artifacts.remove_unfinished()
     for line in sys.stdin:
@@ -259,7 +259,7 @@ def main() -> None:
 
 
 def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
-    """Answer a request from a child process, and send an error if that process is killed, such as by the OOM killer."""
+    """Answer a request from a child process, and send an error if that is killed, for example by the OOM killer."""
 
     def answer(error: str | None) -> None:
         os.write(answers, (json.dumps({"key": request["key"], "error": error}) + "\n").encode())
@@ -274,7 +274,7 @@ def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
 
 
 def _compile(artifacts: Artifacts, key: str, program: str) -> str | None:
-    """Compile a program unless the cache has it; return what went wrong."""
+    """Compile a program unless the cache has it; return the error, or None."""
     import filelock
 
     from rl8x.execution import lowering

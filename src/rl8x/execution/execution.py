@@ -33,9 +33,9 @@ Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
-# Estimated seconds of eager execution: after which `auto` switches to compiled programs (early, since on a few cores
-# eager steps delay the compiler by more than they save); after which it switches if the run's length is unknown, so
-# that a few steps in a notebook do not compile; and the length of a run from which compilation pays.
+# Estimated seconds of eager execution: until `auto` switches to compiled programs (early, since on a few cores eager
+# steps delay the compiler by more than they save); until it switches if the run's length is unknown, so that a few
+# steps in a notebook compile nothing; and the length of a run from which compilation pays.
 _CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
@@ -44,11 +44,11 @@ _T = TypeVar("_T")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
-# The same for workers in eager execution, which compete for the GIL: 2,500 such rows.
+# The same for eager execution, whose workers compete for the GIL: 2,500 such rows.
 _SHARED_WORK_EAGER: Final = 24_000_000
 
-# MKL selects its kernels at its first call, made here by one thread. If two make it at once, one may get sines from a
-# less precise kernel, with errors of 1e-5: seen in one of twelve processes (torch 2.13, two Xeon cores).
+# MKL selects its kernels at its first call, made here by one thread. If two threads call at once, one may get sines of
+# a less precise kernel, with errors of 1e-5: seen in one of twelve processes (torch 2.13, two Xeon cores).
 torch.ones(1).sin()
 
 _GENERATORS: Final = threading.RLock()
@@ -63,17 +63,17 @@ class Execution:
         precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
             float32.
         device: The device of the tensors.
-        waits: Whether `auto` changes at a step that is planned, and waits there for programs that are missing; False
-            changes at the first step before which all are there.
+        waits: Whether `auto` switches at a planned step, and waits there for missing programs; False switches at the
+            first step for which all programs are ready.
 
     Attributes:
         mode: The current mode.
         target: The mode from `starts_at` on.
         starts_at: The step at which `auto` switches to compiled programs, by the algorithm's own count from 0; 0 if it
-            never does, or that is not known yet.
+            never does, or if the step is not known yet.
         compiled_since: `starts_at` once that step has been reached, also in an earlier process of the run.
         verdicts: Verdicts on the compiled programs, by their keys; part of checkpoints. Empty for a program that agrees
-            with its function, else the program's name, a colon, and how far it is off: it is refused.
+            with its function; else the program is refused, and this is its name, a colon, and its error.
         host_looks: Whether the host may read values: free on the CPU, a host sync elsewhere.
 
     Raises:
@@ -109,7 +109,7 @@ class Execution:
         self.threads = Threads(device, lambda: self.mode == "eager")
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-            # Else gradients of convolutions are summed in any order, and a resumed run has other bits than a whole one.
+            # Else convolutions sum gradients in any order, and the bits of a resumed run differ from an unbroken one's.
             torch.backends.cudnn.deterministic = True
         if device.type == "cpu":
             keep_freed_memory()
@@ -119,7 +119,7 @@ class Execution:
     # -- the switch from eager to compiled execution
 
     def plan(self, seconds_per_step: float, steps: float, made: int = 0, *, gains: bool = True) -> None:
-        """Decide whether `auto` switches to compiled programs, and at which step if it `waits`, from these alone.
+        """Decide from these arguments alone whether `auto` switches to compiled programs, and, if it `waits`, when.
 
         Args:
             seconds_per_step: Duration of an eager step, estimated from its amount of work rather than measured.
@@ -141,11 +141,11 @@ class Execution:
 
     @property
     def chosen(self) -> Mode:
-        """The mode as a run's param: `auto` if it has changed or is to, else the present one."""
+        """The mode as a run's param: `auto` if it has switched or will switch, else the current mode."""
         return "auto" if self.starts_at or self.mode != self.target else self.mode
 
     def begin_step(self, step: int, *, prepared: bool = True) -> bool:
-        """Start to prepare compiled programs, or switch to them, if this is the step for it; return whether it has.
+        """Start to prepare compiled programs, or switch to them, if this step is due; return whether it has switched.
 
         Args:
             step: The step, by the algorithm's own count from 0.
@@ -164,7 +164,7 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether compiled programs are needed from a step on, and it waits for them.
+        """Return whether a step has to wait for compiled programs.
 
         Args:
             step: The number of the step, counted from 0.
@@ -180,7 +180,7 @@ class Execution:
         """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
 
         Args:
-            error: Why not.
+            error: The reason.
         """
         if not self.falls_back:
             raise error
@@ -204,14 +204,14 @@ class Execution:
 
     @property
     def shown_mode(self) -> str:
-        """The current mode for people, with the programs that were refused and run eagerly."""
+        """The current mode as text, with the programs that were refused and run eagerly."""
         refused = sorted({verdict.partition(":")[0] for verdict in self.verdicts.values() if verdict})
         return self.mode if self.mode == "eager" or not refused else f"{self.mode}, eager: {', '.join(refused)}"
 
     def program(
         self, function: Program | Loop, num_fixed: int = 0, *, name: str = "program", kind: Kind = "step"
     ) -> GuardedProgram:
-        """Make a program of a function of tensors; a `Loop` is one program too, compiled on the CPU one call into C++.
+        """Make a program of a function of tensors, or of a `Loop`; compiled on the CPU, either is one call into C++.
 
         Args:
             function: Takes tensors and returns a sequence of tensors, each `[*]`. It may write in place to its first
@@ -219,7 +219,7 @@ class Execution:
                 must be the same objects in every call; their values may change.
             num_fixed: How many leading arguments are the same tensors in every call.
             name: The program's name in messages.
-            kind: What its tensors are, by which a compiled program is verified, see `verification`.
+            kind: Kind of its tensors, which decides how a compiled program is verified; see `verification`.
 
         A call raises a `ProgramError` if the function cannot be compiled or captured, unless the mode is `auto`.
         """
@@ -231,13 +231,13 @@ class Execution:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GuardedProgram:
-    """Calls a program, or its function while execution is eager or after `auto` has fallen back."""
+    """Calls a program; calls its function while execution is eager or after `auto` has fallen back."""
 
     execution: Execution
     made: CompiledProgram | CapturedProgram
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Run it."""
+        """Run the program or its function."""
         if self.execution.mode != "eager":
             try:
                 return self.made(*tensors)
@@ -261,7 +261,7 @@ class GuardedProgram:
 def kept_generators(device: torch.device | None = None) -> Iterator[None]:
     """Restore torch's own generators, the CPU's and the device's, at the end.
 
-    All threads of a process have the same ones: another that wants this too waits, or each would draw of the other's.
+    All threads of a process share them, so only one thread at a time may be in this context; others wait.
     """
     on_cuda = device is not None and device.type == "cuda"
     with _GENERATORS, torch.random.fork_rng(devices=[device] if on_cuda else []):
@@ -269,7 +269,7 @@ def kept_generators(device: torch.device | None = None) -> Iterator[None]:
 
 
 def flushed_denormals(device: torch.device) -> contextlib.ExitStack:
-    """Flush denormal numbers to 0 in this thread's CPU operations from now on, as compiled programs do; until exit.
+    """Flush denormal numbers to 0 in this thread's CPU operations until exit, as compiled programs do.
 
     Adam's moments of weights without gradient become denormal within a thousand updates. Each operation on one then
     costs a hundred cycles, a fifth of the time of SAC's eager updates.
@@ -290,7 +290,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(max(count - 1, 1), "rl8x-worker", torch.set_num_threads, (1,))
 
     def __deepcopy__(self, memo: object) -> Workers:
-        return Workers(self.count)  # threads are nobody's to copy
+        return Workers(self.count)  # threads cannot be copied
 
     def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
         """Run at most `count` jobs in parallel, the first in the calling thread, and return their results in order."""
@@ -299,7 +299,7 @@ class Workers:
 
 
 class Threads:
-    """Chooses the number of threads for a CPU's programs by their amount of work; `eager` says how they run now."""
+    """Chooses the number of threads of CPU programs by their amount of work, and by whether they run `eager` now."""
 
     def __init__(self, device: torch.device, eager: Callable[[], bool]) -> None:
         self._on_cpu = device.type == "cpu"
@@ -345,6 +345,6 @@ def keep_freed_memory() -> None:
 
 
 def of_glibc(name: str) -> Callable[..., object]:
-    """Return a function of glibc's; elsewhere one that does nothing."""
+    """Return a function of glibc; on other systems, one that does nothing."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
     return function or (lambda *_: None)

@@ -30,10 +30,10 @@ from rl8x.execution.traces import KEPT, LIBRARY
 _THIN: Final = 4
 _SMALL: Final = 2**16
 
-# Multiplications from which oneDNN's higher call overhead pays, of each item of a stack too: on Zen 5 updates of SAC of
-# 256 rows and of DQN of 64, both with two layers of 256, take 0.7 and 0.88 times as long as from 2^24 without stacks.
+# Multiplications from which oneDNN's higher call overhead pays, also per item of a stack: on Zen 5, updates of SAC with
+# 256 rows and of DQN with 64, both with two layers of 256, take 0.7 and 0.88 times as long as with 2^24 and no stacks.
 _LARGE: Final = 2**22
-_ITEMS: Final = 16  # of a stack, at most, since each is a call of its own
+_ITEMS: Final = 16  # at most in a stack, since each is a separate call
 
 # Multiplications up to which bfloat16 matrices are multiplied in float32 on any processor: the bfloat16 kernels
 # reorder their inputs, which costs more than the arithmetic.
@@ -46,8 +46,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
     """Multiply `[rows, terms]` by `[terms, columns]`, or batches of such, in float32 or bfloat16 on the CPU.
 
     This is a decomposition for tracing. The bias, `[columns]` or `[batch, 1, columns]`, is added to every row. The
-    result is contiguous, or NotImplemented, which keeps torch's operator, if that is fastest or the device or dtype is
-    another.
+    result is contiguous; it is NotImplemented, which keeps torch's operator, if that is fastest, or for other devices
+    and dtypes.
     """
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
@@ -80,12 +80,12 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     few = _THIN if rows * terms * columns <= _SMALL else 1
     if terms <= few:
         each = [right[..., k, :] for k in range(terms)]
-        if right.stride(-1) != 1:  # a transposed weight, along whose rows no vector instruction could read
+        if right.stride(-1) != 1:  # a transposed weight: vector instructions could not read along its rows
             each = [KEPT(row) for row in each]
         return functools.reduce(torch.add, [left[..., k : k + 1] * each[k].unsqueeze(-2) for k in range(terms)])
     if rows <= few:
         return (left.mT.unsqueeze(-1) * right.unsqueeze(-2)).sum(-3).contiguous()
-    # Of a transposed matrix, as in gradients of weights, a library sums faster: by a tenth of an update of 16,384 rows.
+    # For a transposed matrix, as in gradients of weights, a library is faster: by a tenth of an update of 16,384 rows.
     if columns > _THIN or left.stride(-2) == 1:
         return None
     return (left.unsqueeze(-2) * right.mT.unsqueeze(-3)).sum(-1).contiguous()
@@ -121,8 +121,8 @@ def has_fast_linear() -> bool:
     """Return whether oneDNN's matmul kernels are available, and faster than torch's on this processor.
 
     Vendor and instructions decide, not a timing, so that repeated runs have the same bits. MKL, which torch's matmul
-    uses, is optimised for Intel's processors, and has AVX2 kernels for AMD's: on Zen 3 updates of SAC of 256 rows and
-    of PPO of 4,096 take 3 to 6% longer by oneDNN. With AVX-512 oneDNN is faster: by a tenth on Zen 4, twice on Zen 5.
+    uses, is optimised for Intel's processors, and has AVX2 kernels for AMD's: on Zen 3, updates of SAC with 256 rows
+    and of PPO with 4,096 take 3 to 6% longer with oneDNN. With AVX-512 it is faster: a tenth on Zen 4, twice on Zen 5.
     """
     about = cpu_info() or "GenuineIntel"
     if "GenuineIntel" in about or ("AuthenticAMD" in about and "avx512f" not in about):
@@ -130,13 +130,13 @@ def has_fast_linear() -> bool:
     x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
     try:
         return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
-    except Exception:  # a private operator, which other versions of torch may lack
+    except Exception:  # a private operator, missing in some versions of torch
         return False
 
 
 @functools.cache
 def adam_step(device: str, decoupled: bool) -> Callable[..., None]:
-    """Return what makes a step on a kind of device, with the arguments of torch's fused kernel, where there is one."""
+    """Return the function of an Adam step on a kind of device: torch's fused kernel, or one with its arguments."""
     return private.FUSED_ADAM[decoupled] if device in ("cpu", "cuda") else functools.partial(_elementwise, decoupled)
 
 
@@ -154,7 +154,7 @@ def advance(gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1
 def _elementwise(
     decoupled: bool, *vectors: Any, lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any, **_: Any
 ) -> None:
-    """Make the step of a fused kernel by elementwise operators.
+    """Make the step of torch's fused kernel with elementwise operators.
 
     Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, so
     that each weight costs one division.

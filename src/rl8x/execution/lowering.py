@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x.execution import kernels, private
 from rl8x.execution.traces import KEPT
 
-# Elements that read a value from which it is worth memory of its own, and the most terms of a sum that is unrolled.
+# Number of readers from which a value is worth memory of its own, and the most terms of a sum that is unrolled.
 _MANY: Final = 64
 _FEW: Final = 8
 # -O2 builds in five seconds where -O3 takes six. The programs are as fast, since Inductor emits explicit vector code.
@@ -31,19 +31,19 @@ _OPTIONS: Final = ("-fvisibility=hidden", "-O2", "-g0", "-w")
 _SHIMS: Final = ("c/shim", "c/shim_cpu", "generated/c_shim_aten", "generated/c_shim_cpu")
 _HEADERS: Final = ("cpp_prefix", *(f"aoti_torch/{name}" for name in _SHIMS))
 _HOST: Final = Path(__file__).parent / "host.h"
-# In Inductor's generated code: the calls of kernels and operators, kernels' headers, and the lines among the calls that
-# only its own runtime needs.
+# In Inductor's generated code: the calls of kernels and operators, the kernels' headers, and the lines among the calls
+# that only its own runtime needs.
 _CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
 _INCLUDES: Final = re.compile(r"^#include .*\n", re.M)
 _OF_ITS_RUNTIME: Final = re.compile(
     r"^ *(__check_inputs_outputs|\[\[maybe_unused\]\] auto& kernels|if \(_check_aoti_runtime).*\n", re.M
 )
-# Operators of torch that return new memory, or write to outputs that they are given.
+# Operators of torch that return new memory, or write to the outputs passed to them.
 _OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
 
 def lower(program: str, library: Path) -> None:
-    """Compile a program, the text of a trace, to a shared library."""
+    """Compile the text of a trace to a shared library."""
     code, inputs, threads = json.loads(program)
     inductor = private.inductor()
     with torch.no_grad():
@@ -63,7 +63,7 @@ def lower(program: str, library: Path) -> None:
 
 
 def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """Compile a traced graph for an accelerator, in this process, with arguments like the examples, `[*]` each."""
+    """Compile a traced graph for an accelerator, in this process, for arguments like `examples`, `[*]` each."""
     # Traced again, since the compiler needs the metadata that tracing records for every argument.
     traced = make_fx(graph, decomposition_table=kernels.ADAM)(*[tensor.detach().clone() for tensor in examples])
     _lower_operators()
@@ -75,7 +75,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
 def fused(code: str, inputs: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return the graph to compile, with matmuls decomposed, and example inputs, `[*]` each; see `Trace.text`."""
-    # Probed before tracing, since traced tensors have no values to compare.
+    # Probed now, since tensors have no values to compare while tracing.
     kernels.has_fast_linear()
     _lower_operators()
     examples = [torch.empty_strided(*each, dtype=getattr(torch, dtype)).zero_() for *each, dtype in inputs]
@@ -89,7 +89,7 @@ def fused(code: str, inputs: Sequence[Any]) -> tuple[torch.fx.GraphModule, list[
 
 
 def keep_values(traced: torch.fx.GraphModule) -> None:
-    """Compute once what Inductor would compute for each element that reads it, or in code that is not vectorised.
+    """Compute values once that Inductor would compute for each of their readers, or in code that is not vectorised.
 
     Numbers that scale a vector or all rows are fused into the loop over it. The C++ compiler cannot hoist them, since
     the loop also writes memory that might alias its inputs: gradient clipping and Adam's bias correction then cost two
@@ -114,11 +114,11 @@ def keep_values(traced: torch.fx.GraphModule) -> None:
 
 
 def _is_spread(node: torch.fx.Node, user: torch.fx.Node) -> bool:
-    """Return whether a node's numbers are computed, no view or constant, and many of a user's need each of them."""
+    """Return whether a node's numbers are computed (no view or constant), and each is read by many of a user's."""
     target, size = node.target, _numel(node)
     if not isinstance(target, type(KEPT)) or target.is_view or not node.all_input_nodes:
         return False
-    # A bias, which `kernels.product` negates, is as fast without, and what is reduced or written is in memory already.
+    # A bias, which `kernels.product` negates, is as fast without; reduced and written values are in memory already.
     cheap = torch.Tag.reduction in target.tags or target is torch.ops.aten.neg.default
     if torch.Tag.inplace in target.tags or (cheap and size > 1) or not 0 < _MANY * size <= _numel(user):
         return False
@@ -126,7 +126,7 @@ def _is_spread(node: torch.fx.Node, user: torch.fx.Node) -> bool:
 
 
 def _is_short_sum(node: torch.fx.Node, user: torch.fx.Node) -> bool:
-    """Return whether a node's elements are computed one by one, and each sum over them has few."""
+    """Return whether a node's elements are computed one by one, and a user sums few of them at a time."""
     if user.target is not torch.ops.aten.sum.dim_IntList or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
     return _MANY <= _numel(node) <= _FEW * _numel(user)
@@ -149,7 +149,7 @@ def _lower_operators() -> None:
         return result
 
     def linear(x: Any, weight: Any, bias: Any) -> Any:
-        """Call oneDNN, as Inductor's own lowering does for weights that are constant."""
+        """Call oneDNN, as Inductor's own lowering does for constant weights."""
         node = inductor.LinearUnary
         inputs = [node.require_contiguous(node.realize_input(x)), node.realize_input(weight)]
         inputs += [] if bias is None else [node.realize_input(bias)]
@@ -164,7 +164,7 @@ def _lower_operators() -> None:
 
 
 def source_of(wrapper: str, kernels: str, inputs: Sequence[Any], threads: int) -> str:
-    """Return a program's source, made of what Inductor generated."""
+    """Return a program's source, assembled from the code that Inductor generated."""
     found = _CALLS.search(wrapper)
     if found is None:
         raise RuntimeError(f"torch {torch.__version__} generates C++ in a form that rl8x does not know")
@@ -204,9 +204,9 @@ def build(source: str, library: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            cwd=name,  # where it looks for headers and libraries too, for an empty entry of CPATH or LIBRARY_PATH
+            cwd=name,  # also searched for headers and libraries, by an empty entry of CPATH or LIBRARY_PATH
         )
         if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if "error:" in line]  # after where it was included
+            errors = [line for line in done.stdout.splitlines() if "error:" in line]  # after lines on includes
             raise RuntimeError("\n".join([*errors[:1], done.stdout]))
         Path(builder.get_target_file_path()).replace(library)

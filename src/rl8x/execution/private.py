@@ -1,8 +1,8 @@
-"""The private names of torch that rl8x uses, all in this file, since any version of torch may change them.
+"""All private names of torch that rl8x uses, in one file, since any version of torch may change them.
 
 torch 2.13.0, with which the tests are run, has all of them, and so have 2.14.1 and 2.15.0. Each entry says what happens
-if a name is missing. Whether what a name does has changed is seen by `verification`, which refuses programs that are
-wrong, as those of torch 2.10 are.
+if a name is missing. If the behaviour behind a name changes, `verification` refuses the wrong programs, such as those
+of torch 2.10.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-# A mode in which a trace sees every operator. Without it rl8x cannot be imported.
+# A mode in which a trace sees every operator. Without this name rl8x cannot be imported.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Flattening of trees of tensors, with the node types that tensordict registers. Without them rl8x cannot be imported.
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-# Fused in-place kernels of a step, whose learning rate is a 0-d tensor, by whether the weights' decay is decoupled from
-# it: of Adam and AdamW. Without them rl8x cannot be imported.
+# Fused in-place kernels of a step of Adam (False) and of AdamW (True, with decoupled weight decay), whose learning rate
+# is a 0-d tensor. Without them rl8x cannot be imported.
 FUSED_ADAM: Final = {False: torch.ops.aten._fused_adam_.tensor_lr, True: torch.ops.aten._fused_adamw_.tensor_lr}
 
-# Options of make_fx to trace with fake tensors a function that also holds real ones. Without the private option,
+# Options of make_fx to trace, with fake tensors, a function that also holds real ones. Without the private option
 # make_fx raises, and nothing can be compiled.
 FAKE_TRACING: Final[Mapping[str, Any]] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
 
 # Inductor's names and their modules. Without any of them nothing can be compiled.
 _INDUCTOR: Final = {
-    "aot_compile": "torch._inductor",  # generates C++ from a graph, and builds it by AotCodeCompiler
+    "aot_compile": "torch._inductor",  # generates C++ from a graph, and builds it with AotCodeCompiler
     "standalone_compile": "torch._inductor",  # compiles a graph for an accelerator
     "AotCodeCompiler": "torch._inductor.codecache",  # its `compile` is replaced by our builder
     "CppBuilder": "torch._inductor.cpp_builder",  # knows the command line of the C++ compiler
@@ -41,7 +41,7 @@ _INDUCTOR: Final = {
     "pick_vec_isa": "torch._inductor.cpu_vec_isa",  # the vector instructions of the processor
     "register_lowering": "torch._inductor.lowering",  # for our own operators
     "clone": "torch._inductor.lowering",
-    "FixedLayout": "torch._inductor.ir",  # with what follows, calls oneDNN's matmul kernels
+    "FixedLayout": "torch._inductor.ir",  # with the names below, calls oneDNN's matmul kernels
     "LinearUnary": "torch._inductor.mkldnn_ir",
     "_create_output_node": "torch._inductor.mkldnn_ir",
 }
@@ -60,10 +60,10 @@ def inductor() -> SimpleNamespace:
 
 
 def load_inductor() -> None:
-    """Import Inductor, and let it take the vector instructions that the processor has, for all of this process.
+    """Import Inductor, and make it trust the processor's vector instructions for the rest of this process.
 
-    It would build and load a program for each kind first, to see whether the compiler knows it: a second or two. Builds
-    fail clearly if it does not. Inductor does probe if the name is missing. Each program reports what else is missing.
+    Otherwise it builds and loads a program for each kind, to test the compiler, which takes a second or two. Builds
+    fail clearly if the compiler lacks them. If the name is missing, Inductor does test; programs report other errors.
     """
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         isa = importlib.import_module("torch._inductor.cpu_vec_isa").VecISA
@@ -74,9 +74,9 @@ def load_inductor() -> None:
 def is_traced() -> bool:
     """Return whether operators are being traced or transformed, rather than executed eagerly.
 
-    That a transform of torch.func or a dispatch mode, such as that of make_fx or fake tensors, is active has no public
-    names. If the private ones are missing the answer is True, and eager perceptrons are evaluated layer by layer, which
-    is slower.
+    No public name tells whether a transform of torch.func or a dispatch mode, such as that of make_fx or fake tensors,
+    is active. If the private ones are missing, the answer is True, and eager perceptrons run layer by layer, which is
+    slower.
     """
     if torch.compiler.is_compiling():  # first, since torch.compile cannot trace what follows
         return True
@@ -86,7 +86,7 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` by oneDNN in full float32 precision; `x` is contiguous.
+    """Compute `x weight^T + bias` with oneDNN in full float32 precision; `x` is contiguous.
 
     If the name is missing, `kernels.has_fast_linear` is False.
     """
@@ -95,11 +95,11 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 Places: TypeAlias = list[tuple[dict[str, Any], str, Any]]
-"""Where PyTorch looks tensors of a module up, their names there, and which ones they are."""
+"""The dicts in which PyTorch looks up tensors of a module, their keys there, and the tensors or their numbers."""
 
 
 def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[Places, Places]:
-    """Return the places of weights `[*]` of a module, with their numbers, several of a shared one; and its buffers."""
+    """Return the places of a module's weights `[*]`, with their numbers (shared ones have several), and its buffers."""
     order, found, buffers = {id(weight): i for i, weight in enumerate(weights)}, [], []
     for part in module.modules():
         own: Any = part._parameters
@@ -112,8 +112,8 @@ def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[Places, Places
 class Substitution:
     """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
 
-    Resolving names takes longer than evaluating a small module. The weights, by their names in `named_parameters`, are
-    replaced in the modules' `_parameters`, a shared one in every module that has it.
+    Resolving names takes longer than evaluating a small module. Weights, named as in `named_parameters`, are replaced
+    in the modules' `_parameters`; a shared one in every module that has it.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class Substitution:
         """Call the module on inputs, with weights `[*]` in the order of the names."""
         before = [owner[name] for owner, name, _ in self._places]
         for owner, name, i in self._places:
-            owner[name] = weights[i]  # any tensor does
+            owner[name] = weights[i]  # any tensor works
         try:
             return self.module(*inputs)
         finally:

@@ -1,4 +1,4 @@
-"""Programs, which are functions of flat lists of tensors; loops of them; and captured ones."""
+"""Programs: functions of flat lists of tensors, loops of functions, and functions captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProgramError(RuntimeError):
 
 @contextlib.contextmanager
 def as_program_error(mode: str) -> Iterator[None]:
-    """Raise a `ProgramError` in the place of any error."""
+    """Raise any error within the context as a `ProgramError`."""
     try:
         yield
     except Exception as error:
@@ -39,11 +39,11 @@ class Loop:
     Args:
         function: Takes the state, other tensors, and one slice of each items tensor; updates the state in place, and
             returns tensors, which the loop returns stacked, `[n, *]` each.
-        num_state: How many leading arguments are the state.
-        num_items: How many trailing arguments are items, each `[n, *]`; with none, programs call the function once.
-        ends: Whether the function's last result is a 0-d bool, at which the host looks: False ends the loop after this
-            item, with zeros for results of those that follow.
-        num_written: How many of the items, the last ones, the function writes in place.
+        num_state: Number of leading arguments that are the state.
+        num_items: Number of trailing arguments that are items, each `[n, *]`; if 0, programs call the function once.
+        ends: Whether the function's last result is a 0-d bool that the host reads: False ends the loop after this
+            item, and the results of later items are zeros.
+        num_written: Number of items, the last ones, that the function writes in place.
     """
 
     function: Program
@@ -72,7 +72,7 @@ class Loop:
 
 
 def layout_of(tensors: Sequence[Tensor]) -> Hashable:
-    """Return shape, strides and dtype of each of `tensors` `[*]`, by which programs are looked up."""
+    """Return shape, strides and dtype of each tensor `[*]`, the key by which programs are looked up."""
     return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
@@ -82,9 +82,9 @@ Captured = tuple[Callable[[], object], Sequence[Tensor]]
 class CapturedProgram:
     """A function of tensors, captured as a CUDA graph once for each layout of its arguments; see `Execution.program`.
 
-    Arguments that are not fixed are copied into the graph's input buffers. A loop is one graph over all items, whose
-    state is copied back too, so that it may be other tensors in each call. Its items that are written are fixed too:
-    where they lie elsewhere, another graph is captured.
+    Arguments that are not fixed are copied into the graph's input buffers. A loop is one graph over all items; its
+    state is copied back as well, so that it may be other tensors in each call. Items that are written are also fixed:
+    if their memory changes, another graph is captured.
     """
 
     def __init__(self, function: Program, num_fixed: int = 0) -> None:
@@ -124,7 +124,7 @@ class CapturedProgram:
 
 
 def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> Captured:
-    """Capture a function as a CUDA graph; return what replays it, and the tensors that then hold its results."""
+    """Capture a function as a CUDA graph; return a function that replays it, and the tensors of its results."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Traces of functions of tensors, and the text of a trace, from which it is compiled."""
+"""Traces of functions of tensors, and their texts, from which they are compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-un
 LIBRARY.define("kept(Tensor x) -> Tensor")
 LIBRARY.impl("kept", torch.clone, "CompositeExplicitAutograd")
 KEPT: Final = torch.ops.rl8x.kept.default
-"""Clones a tensor to memory of its own, in programs too; traces have it for every clone.
+"""Clones a tensor to memory of its own, also in programs; traces contain it in place of every clone.
 
 Inductor (torch 2.13 and 2.14) takes a clone of an argument for the argument itself, and so gives both the new value in
 
@@ -26,31 +26,31 @@ Inductor (torch 2.13 and 2.14) takes a clone of an argument for the argument its
 
 
 class Trace(NamedTuple):
-    """A traced function. The graph takes its arguments, then `read`: compilers treat what is no input as constant."""
+    """A traced function. The graph takes its arguments, then `read`: to compilers, other tensors are constants."""
 
     graph: torch.fx.GraphModule
-    read: list[Tensor]  # tensors that it read beside its arguments, such as weights
+    read: list[Tensor]  # tensors that it read other than its arguments, such as weights
     results: list[tuple[torch.Size, torch.dtype]]  # shape and dtype of each
     inputs: list[tuple[torch.Size, tuple[int, ...], str]]  # shape, strides and dtype of each
 
     @property
     def text(self) -> str:
-        """JSON from which another process compiles it: the code of torch.fx, the inputs, and the number of threads."""
+        """JSON from which another process compiles the trace: torch.fx's code, the inputs, and the thread count."""
         return json.dumps([self.graph.code, self.inputs, torch.get_num_threads()])
 
 
 def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Trace:
-    """Trace a function with copies of tensors, `[*]` each, so that they do not change.
+    """Trace a function on copies of tensors, `[*]` each, so that they do not change.
 
-    An error says that it reads a value that may be another at the next call, or that an operator has an argument that
-    cannot be part of a graph, such as a generator.
+    It raises an error if the function reads a value that may differ in the next call, or if an operator has an argument
+    that cannot be part of a graph, such as a generator.
     """
     copies = [tensor.detach().clone() for tensor in tensors]
     recorder = Recorder()
     for i, each in enumerate(copies):
         recorder.nodes[each] = recorder.placeholder(f"arg_{i}")
     caches = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # weights cast before the trace would be taken for constants
+    torch.set_autocast_cache_enabled(False)  # weights cast before the trace would become constants
     try:
         with recorder:
             results = function(*copies)
@@ -72,12 +72,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = torch.fx.Graph()
-        self.nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()  # of arguments, and of results
+        self.nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()  # of arguments and results
         self.read: list[Tensor] = []  # other tensors that operators have read, which become arguments of the graph
         self._last_placeholder: torch.fx.Node | None = None
         self._argument = torch.fx.proxy.TracerBase().create_arg
 
-    # False, without which torch's compiler is imported to keep it away from this mode.
+    # Returns False; else torch would import its compiler, to keep it away from this mode.
     _should_skip_dynamo = bool
 
     def placeholder(self, name: str) -> torch.fx.Node:
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._last_placeholder
 
     def node(self, tensor: Tensor) -> torch.fx.Node:
-        """Return the node of a tensor `[*]`, an input if the function did not compute it."""
+        """Return the node of a tensor `[*]`, a new input if the function did not compute it."""
         if tensor not in self.nodes:
             self.nodes[tensor] = self.placeholder(f"read_{len(self.read)}")
             self.read.append(tensor.detach())
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, result: Any, node: torch.fx.Node, constant: bool) -> None:
-        """Remember the node of a result, or of each in a tuple or list; a single number may be a constant."""
+        """Record the node of a result, or of each in a tuple or list; only single numbers may be constants."""
         if isinstance(result, tuple | list):
             for i, each in enumerate(result):
                 if each is not None:

@@ -1,14 +1,14 @@
-"""Compares a compiled program with its function, once after it was built, on the first arguments that it gets.
+"""Compares a compiled program with its function, once after it was built, on the arguments of its first call.
 
-torch's compiler has built programs that are wrong without a word: torch 2.10 those of whole updates, torch 2.13 those
-that keep a copy of what they overwrite (`traces.KEPT`). One that is off by more than rounding is refused.
+torch's compiler has silently built wrong programs: torch 2.10 for whole updates, torch 2.13 for programs that keep a
+copy of a tensor that they overwrite (`traces.KEPT`). A program that is off by more than rounding is refused.
 There are two kinds of programs:
 
-- The tensors of a step have a row for each copy of an environment. A number is compared in terms of its column's root
-  mean square. Rounding may flip a sampled action or a flag, and with it all of that row: a few rows are left out.
-- The results of an update are metrics, each of which is compared in terms of its own value or, since some cancel to 0,
-  of an absolute number. Of what an update writes, such as weights and moments, the change is compared
-  by its norm. Adam takes a factor of the loss out of the change of the weights, but not out of that of the moments.
+- The tensors of a step have a row for each copy of an environment. A number is compared relative to its column's root
+  mean square. Rounding may flip a sampled action or a flag, and thereby change its whole row: a few rows are left out.
+- The results of an update are metrics; each is compared relative to its own value or, since some cancel to 0, to an
+  absolute number. For tensors that an update writes, such as weights and moments, the norm of the change is
+  compared. Adam removes a factor of the loss from the change of the weights, but not from that of the moments.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Tolerance(NamedTuple):
 _COARSE: Final = Tolerance(number=5e-2, rows=0.05, few=1, metric=5e-2, least=5e-2, change=0.3)
 TOLERANCES: Final = {"fp32": Tolerance(1e-4, 0.01, 0, 1e-3, 1e-5, 1e-2), "tf32": _COARSE, "bf16": _COARSE}
 
-# What rounding does to numbers that cancel to 0: as a share of what is allowed of a whole tensor's root mean square,
-# whatever that is, and as a share of a whole tensor's norm.
+# Rounding errors of numbers that cancel to 0: as a share of the tolerance of the whole tensor's root mean square, as an
+# absolute number, and as a share of the whole tensor's norm.
 _OF_WHOLE: Final = 1e-2
 _LEAST: Final = 1e-6
 _OF_NORM: Final = 1e-6
-# The most metrics that an update has; longer results, and further matrices, are compared by their norms.
+# Largest number of metrics of an update; longer results, and matrices after the first result, are compared by norm.
 _MOST_METRICS: Final = 512
 
 
@@ -54,17 +54,17 @@ class Check:
     """How a program is verified."""
 
     name: str = "program"  # in messages
-    kind: Kind = "step"  # what its tensors are, see this module
+    kind: Kind = "step"  # kind of its tensors, see this module
     tolerance: Tolerance = TOLERANCES["fp32"]
-    # By the programs' keys. Those of a run are shared by its programs, and kept in its checkpoints.
+    # By the programs' keys. The programs of a run share them, and checkpoints contain them.
     verdicts: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check, items: Sequence[int] = ()) -> str:
-    """Call a function and its program on the same arguments; say how far the program is off, or nothing if they agree.
+    """Call a function and its program on the same arguments; describe the program's error, or return "" if they agree.
 
-    `held` are all tensors that they read or write, `[*]`, which stay as they were; of these, `items` are those of a
-    loop, `[items, *]`, as its results then are.
+    `held` are all tensors that they read or write, `[*]`; they are restored. `items` are the positions in it of a
+    loop's items, `[items, *]`; a loop's results have that shape too.
     """
     before = [tensor.clone() for tensor in held]
     (wanted, after), (got, got_after) = (_called(call, held, before) for call in (function, program))
@@ -81,7 +81,7 @@ def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check,
 
 
 class _Pair(NamedTuple):
-    """What a program and its function returned or wrote, `[*]` both; of what is written also what it was before."""
+    """A tensor that a program (`mine`) and its function (`its`) returned or wrote, `[*]`; `old`: its value before."""
 
     what: str
     mine: Tensor
@@ -89,12 +89,12 @@ class _Pair(NamedTuple):
     old: Tensor | None = None
 
     def turned(self) -> _Pair:
-        """Return the pair of the items of a loop, `[items, *]`, as `[*, items]`."""
+        """Return the pair with the axis of a loop's items moved from `[items, *]` to `[*, items]`."""
         return _Pair(self.what, self.mine.movedim(0, -1), self.its.movedim(0, -1))
 
 
 def _called(call: Call, held: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the results of a call, and the tensors after it, which become what they were before."""
+    """Return the results of a call, and copies of the tensors that it changed; restore them afterwards."""
     after = list(before)
     try:
         results = [result.detach().clone() for result in call()]
@@ -108,7 +108,7 @@ def _called(call: Call, held: Sequence[Tensor], before: Sequence[Tensor]) -> tup
 
 
 def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
-    """Yield how many times too far off tensors with a row for each copy are, and what is."""
+    """Yield the excess of each tensor's error (above 1: too far off) and a text; tensors have a row for each copy."""
     sizes = collections.Counter(pair.its.shape[0] for pair in pairs if pair.its.dim())
     rows = sizes.most_common(1)[0][0] if sizes else 1
     tables = [
@@ -136,7 +136,7 @@ def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[flo
 
 
 def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
-    """Yield how many times too far off the tensors of an update are, and what is."""
+    """Yield the excess of each tensor's error in an update (above 1: too far off) and a text."""
     for i, (what, mine, its, old) in enumerate(pairs):
         if not its.is_floating_point():
             yield 0.0 if torch.equal(mine, its) else math.inf, f"{what} differs"
@@ -151,12 +151,12 @@ def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[f
 
 
 def _differences(mine: Tensor, its: Tensor) -> Tensor:
-    """Return how far numbers are apart, `[*]`; infinite where only one is finite."""
+    """Return the distances of numbers, `[*]`; infinite where only one of two is finite."""
     same = (mine == its) | (mine.isnan() & its.isnan())
     return (mine.double() - its.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
 
 
 def _off(what: str, differences: Tensor, allowed: Tensor, share: float) -> tuple[float, str]:
-    """Return the largest difference, in units of what is allowed, which is a share of the size, and that in words."""
+    """Return the largest ratio of a difference to the allowed one, a `share` of the size, and a text about it."""
     excess = float((differences / allowed).max())
     return excess, f"{what} is off by {excess * share:.2g} of its size, where {share:g} is rounding"
