@@ -131,7 +131,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise errors of torch.distributed as `RankError`, with what usually helps."""
+        """Raise errors of torch.distributed as `RankError`, with advice."""
         try:
             yield
         except (RuntimeError, ValueError, OSError) as error:

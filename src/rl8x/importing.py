@@ -1,4 +1,4 @@
-"""Imports of objects that run files and checkpoints name, if they are trusted: importing runs code.
+"""Imports objects that run files and checkpoints name, if they are trusted: importing runs code.
 
 Modules that are imported already, and those of rl8x, torch and Gymnasium, need no trust. All others need `--trust` or
 `trust=True` for the file, or a name typed by the user. `rl8x.trusted` remembers trust.

@@ -182,7 +182,7 @@ def _single(table: dict[str, str]) -> dict[str, str]:
 NAMES: Final = {name: tuple(answer.split()) for name, answer in _single(_NAMES).items()}
 """rl8x's names by another library's name, the likeliest first."""
 WORDS: Final = _single(_WORDS)
-"""Sentences on rl8x's equivalent by another library's name."""
+"""Descriptions of rl8x's equivalents, by another library's name."""
 
 # Packages and modules that register other environments, by patterns of their ids.
 _PACKAGES: Final[dict[str, tuple[str, str]]] = {

@@ -221,7 +221,7 @@ class Policy(nn.Module):
         return TrainingEffects()
 
     def show_params(self) -> None:
-        """Let `act` return the distributions' parameters too, if there is a `kl` and they are tensors with row axes."""
+        """Let `act` return the distributions' parameters too, if there is a `kl` and they have a row for each copy."""
         rows, width = 3, self.distribution.num_features
         with torch.no_grad():
             params = self.distribution.from_features(torch.zeros(rows, width, device=self.device))

@@ -1,4 +1,4 @@
-"""Tries a model or distribution that is not built-in on two rows before training, and checks what it returns."""
+"""Tries custom models and distributions on two rows before training, and checks their results."""
 
 from __future__ import annotations
 

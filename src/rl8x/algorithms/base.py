@@ -433,7 +433,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return True
 
     def prepare(self) -> None:
-        """Request the programs of a step before the step, as a run does that resumes where it needs them."""
+        """Request the programs of a step before it begins, for a resumed run that needs them at once."""
 
     def make_generator(self, part: str) -> torch.Generator:
         """Return a generator for a part of the run, on the device, seeded from the run's seed.

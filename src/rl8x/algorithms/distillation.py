@@ -175,7 +175,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def acting(self) -> Policy:
-        """The student with the teacher beside it."""
+        """The student together with the teacher."""
         return cast(Policy, self.guided)  # it has every method that a collector calls
 
     @property

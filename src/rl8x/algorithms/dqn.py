@@ -186,7 +186,7 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
         return [Minimise("q", self._q_loss, "monitors/grad_norm")]
 
     def _q_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
-        """Return the loss that moves Q(s, a) towards the n-step return and the target network's value of what follows.
+        """Return the loss that moves Q(s, a) towards the n-step return plus the target network's value of s'.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
             L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))

@@ -139,7 +139,7 @@ def scheduled(config: Any) -> list[str]:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the named device; `"auto"` is CUDA if available. With several ranks, each gets its own GPU."""
+    """Return the named device; `"auto"` is CUDA if available. For several ranks, `"cuda"` is each one's own GPU."""
     if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
         return ranks().device
     try:

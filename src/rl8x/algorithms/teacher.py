@@ -48,7 +48,7 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 
 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
-    """Describe a policy as plain data without its weights, or as a copy of the policy if it cannot be rebuilt.
+    """Describe a policy as plain data without its weights, or with a copy of it if it cannot be rebuilt.
 
     A student's checkpoint has the description and the weights, so that it can be resumed without the teacher's run.
     """

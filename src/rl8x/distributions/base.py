@@ -67,7 +67,7 @@ class Distribution(nn.Module):
 
         Args:
             params: From `from_features`, `[...]`.
-            noise: A slice of what `draw` gave, `[..., num_noise]`.
+            noise: A slice of the noise of `draw`, `[..., num_noise]`.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Distribution(nn.Module):
 
         Args:
             params: From `from_features`, `[...]`.
-            noise: A slice of what `draw` gave, `[..., num_noise]`.
+            noise: A slice of the noise of `draw`, `[..., num_noise]`.
 
         Raises:
             TypeError: If the distribution is over discrete actions.

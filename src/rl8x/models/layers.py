@@ -179,7 +179,7 @@ def check_widths(**widths: int) -> None:
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Raise a `ValueError` unless widths are whole numbers of at least 1."""
+    """Raise a `ValueError` unless `sizes` is a list of whole numbers of at least 1."""
     legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
         raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")

@@ -37,7 +37,7 @@ class RecurrentModel(ActorCritic):
     `actor_` and `critic_` where they are apart. Arguments that are not listed here are those of `ActorCritic`.
 
     Args:
-        observation_space: Space of one copy's observation: images, and what `MLPModel` reads.
+        observation_space: Space of one copy's observation: images, and the spaces of `MLPModel`.
         hidden_size: Units of the cell, at least 1.
         encoder_sizes: Widths of the layers before the cell, each at least 1.
 

@@ -142,7 +142,7 @@ class Critics(nn.Module):
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
         """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
 
-        Observations are those that the policy's model reads; `actions` is None if the space is `Discrete`.
+        Observations are those of `Policy.model_inputs`; `actions` is None if the space is `Discrete`.
         """
         x = self.flat(obs)
         if self.flat_actions is not None:
@@ -207,7 +207,7 @@ class Critics(nn.Module):
 
 
 def make_critics(algorithm: Any) -> Critics:
-    """Return the critics of an algorithm's config, which read the same parts of observations as its policy."""
+    """Return the critics of an algorithm's config, which read all parts of observations but an action mask."""
     config, policy, options = algorithm.config, algorithm.policy, dict[str, Any]()
     if isinstance(config, ActorCriticConfig):
         options = {"num_atoms": config.num_atoms, "support": (config.v_min, config.v_max)}

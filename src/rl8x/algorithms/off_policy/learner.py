@@ -74,7 +74,7 @@ def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tens
 
 
 def model_obs(policy: Policy, batch: ReplayBatch, key: str) -> Any:
-    """Return a batch's observations as a policy's model and its critics read them, `[batch_size, *obs]` or a dict."""
+    """Return a batch's normalised observations without an action mask, `[batch_size, *obs]` or a dict, for critics."""
     return policy.model_inputs(unflatten_tree(key, batch))[0]
 
 

@@ -321,7 +321,7 @@ def update_stats(
 ) -> dict[str, Number]:
     """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones and weights.
 
-    Some updates may lack the last of the `names`. With `host_looks` the host computes, faster than many operators.
+    Some updates may lack the last of the `names`. With `host_looks` the host averages, faster than many operators.
     """
     norms = [name.endswith("grad_norm") for name in names]
     if host_looks:

@@ -153,7 +153,7 @@ class SequencePack:
     def of_agents(self, rows: Tensor, agents: int) -> Tensor:
         """Return the numbers of all agents' sequences, agent by agent, given those of copies, `[..., rows]`.
 
-        Models with separate weights for each agent find its rows by their place.
+        In this order, a model with separate weights for each agent finds the rows of each by their place.
         """
         copies = self.num_envs // agents
         first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)

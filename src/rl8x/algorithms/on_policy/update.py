@@ -94,7 +94,7 @@ class OnPolicyUpdater:
         if self.policy.has_modes:
             self._learning = functools.partial(training_mode, self.policy)
 
-    # -- what a step of the algorithm calls
+    # -- called by a step of the algorithm
 
     @contextlib.contextmanager
     def begin(self, coefficient: float = 0.0) -> Iterator[None]:
@@ -242,7 +242,7 @@ class OnPolicyUpdater:
         self._active = torch.ones((), dtype=torch.bool, device=self.device)
 
     def _arguments(self, changed: Sequence[Tensor], rows: Tensor, scale: Tensor) -> list[Tensor]:
-        """Return a program's arguments: what it changes, what all read, and the rows to gather or the gathered data."""
+        """Return a program's arguments: tensors it changes, shared inputs, and rows to gather or the gathered data."""
         given = self.pack.take(rows) if self.pack.wide else [rows]
         return [*changed, *self.pack.sources, self._coefficient, scale, self._active, *given]
 
