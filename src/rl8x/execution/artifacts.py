@@ -178,7 +178,7 @@ def cpu_info() -> str:
 
 @functools.cache
 def surroundings() -> str:
-    """Return a hash of the environment of compiled programs: versions, processor, C++ compiler."""
+    """Return a hash of all that programs depend on except their texts: versions, processor, C++ compiler."""
     own = [path.read_bytes() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
     kinds = ("vendor_id", "model", "flags", "Features")
     processor = sorted({line for line in cpu_info().splitlines() if line.startswith(kinds)})

@@ -207,6 +207,6 @@ def build(source: str, library: Path) -> None:
             cwd=name,  # also searched for headers and libraries, by an empty entry of CPATH or LIBRARY_PATH
         )
         if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if "error:" in line]  # after lines on includes
+            errors = [line for line in done.stdout.splitlines() if "error:" in line]  # skips lines on includes
             raise RuntimeError("\n".join([*errors[:1], done.stdout]))
         Path(builder.get_target_file_path()).replace(library)

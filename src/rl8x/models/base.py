@@ -23,10 +23,10 @@ State = dict[str, Tensor]
 class Model(nn.Module):
     """A network from observations to the features of an action distribution and to values.
 
-    A model of your own is a subclass with `forward` and `__init__(self, observation_space, num_features,
-    **model_config)`, which calls this one's. `build` runs it on an observation of the space, and reports results that
-    do not fit. It acts in evaluation mode, and computes training losses in training mode. With `precision="bf16"` its
-    matmuls are bfloat16, except in `Head` layers.
+    A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
+    this one's, and with `forward`. `build` runs it on an observation of the space, and reports results that do not
+    fit. It acts in evaluation mode, and computes training losses in training mode. With `precision="bf16"` its matmuls
+    are bfloat16, except in `Head` layers.
 
     Args:
         observation_space: Space of one copy's observation.
