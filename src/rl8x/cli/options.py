@@ -27,8 +27,8 @@ from rl8x.importing import Trust, find_modules_here, texts
 from rl8x.names import called_here
 
 # Only `algorithm_config.NAME=` sets an algorithm's fields of these names; `seed` means the algorithm's.
-_OFFIELDS: Final = FIELDS.keys() - {"seed"}
-_NOT_OFFIELDS: Final = ("words", "file", "tuned", "trust")
+_RUN_KEYS: Final = FIELDS.keys() - {"seed"}
+_OF_THE_COMMAND: Final = ("words", "file", "tuned", "trust")
 _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
@@ -147,7 +147,7 @@ class AlgorithmCommand(CheckedCommand):
         def names(parameter: click.Parameter) -> set[str]:
             return {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
 
-        taken = {*_OFFIELDS, *self._left_out, "help", "--help"}.union(*map(names, self.params))
+        taken = {*_RUN_KEYS, *self._left_out, "help", "--help"}.union(*map(names, self.params))
         fields = dataclasses.fields(config_class)
         options = [FieldOption(field, self._group_of(field, config_class)) for field in fields]
         return [option for option in options if not taken & names(option)]
@@ -243,7 +243,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
 
     Names on the command line may import their modules; names in a file may only with `--trust`.
     """
-    options = {name: value for name, value in parameters.items() if name not in _NOT_OFFIELDS}
+    options = {name: value for name, value in parameters.items() if name not in _OF_THE_COMMAND}
     words, typed = [word for word in parameters["words"] if "=" in word], _typed(parameters)
     envs = [word for word in parameters["words"] if "=" not in word]
     envs += [f"env={typed['env']}"] if envs and "env" in typed else []
@@ -254,11 +254,11 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
     data, conditions = _file_data(parameters), stop_specs(stop)
     trusted: Trust = parameters["trust"] or frozenset(texts([envs, typed, conditions, options]))
     find_modules_here(trusted)
-    hyperparameters = {name: value for name, value in options.items() if name not in _OFFIELDS}
+    hyperparameters = {name: value for name, value in options.items() if name not in _RUN_KEYS}
     data = overridden(data, words, class_named_in({**data, **typed}, trusted), hyperparameters)
     if envs:
         data["env"] = envs[0]
     if conditions:
         data["stop_conditions"] = conditions
-    data |= {name: value for name, value in options.items() if name in _OFFIELDS}
+    data |= {name: value for name, value in options.items() if name in _RUN_KEYS}
     return RunSpec.from_plain(data, trust=trusted)
