@@ -77,8 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_placeholder: torch.fx.Node | None = None
         self._argument = torch.fx.proxy.TracerBase().create_arg
 
-    # Returns False; else torch would import its compiler, to keep it away from this mode.
-    _should_skip_dynamo = bool
+    _should_skip_dynamo = bool  # returns False; else torch would import its compiler, to keep it away from this mode
 
     def placeholder(self, name: str) -> torch.fx.Node:
         """Add an input of the graph, after the others."""

@@ -147,7 +147,7 @@ def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: P
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    if before != signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    if before not in (signal.SIG_IGN, None) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, end)
         stack.callback(signal.signal, signal.SIGINT, before)
 
