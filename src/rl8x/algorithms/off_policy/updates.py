@@ -134,7 +134,7 @@ class Nets:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`, after the policy; raise a `ValueError`, changing nothing, if it is of others."""
+        """Restore a `state_dict`, after the policy; raise a `ValueError`, changing nothing, if modules do not fit."""
         for name, each in self.trained.items():
             check_same(name, state["modules"].get(name), self._own(each.module))
         for name, each in self.trained.items():
