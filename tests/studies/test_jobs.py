@@ -89,10 +89,23 @@ def test_workers_end_with_a_killed_driver(tmp_path, do, after):
     assert {each.name for each in tmp_path.iterdir()} == after
 
 
+SLOW_START = """
+import os, sys, time
+if "LokyProcess" in " ".join(sys.orig_argv):
+    try:
+        os.open({mark!r}, os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        time.sleep(5)
+"""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("number", [1, 3], ids=["one worker idle", "a third training waits"])
-def test_an_interrupt_waits_until_trainings_are_saved_and_begins_no_other(tmp_path, number):
+@pytest.mark.parametrize("number", [1, 3], ids=["one worker still starts", "a third training waits"])
+def test_an_interrupt_waits_until_trainings_are_saved_and_begins_no_other(tmp_path, monkeypatch, number):
     """Ctrl-C at a terminal is all its processes': an idle worker that died of it would take the others along."""
+    if number == 1:
+        (tmp_path / "sitecustomize.py").write_text(SLOW_START.format(mark=f"{tmp_path / 'first'}"))
+        monkeypatch.syspath_prepend(tmp_path)  # given to workers
     todo = [{"key": f"job{index}", "folder": str(tmp_path / f"{index}"), "dies": 0} for index in range(number)]
     marks = [tmp_path / f"{index}" / f"job{index}-begun" for index in range(min(number, 2))]
     with a_driver_of(todo, save, marks) as processes:

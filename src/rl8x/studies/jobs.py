@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,8 +100,15 @@ def do_jobs(
 
 def _by_joblib(jobs: Sequence[Job], work: Work, queued: str = "n_jobs") -> Iterator[dict[str, Any]]:
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    # One job at a time to each worker, as jobs take long and none may start after an interrupt.
-    yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch=queued)(tasks)
+    # Workers inherit the mask: one that died of Ctrl-C while it imports would take the others along.
+    resource_tracker.ensure_running()  # before Python 3.14, its first start unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # One job at a time to each worker, as jobs take long and none may start after an interrupt.
+        done = joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch=queued)(tasks)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    yield from done
 
 
 def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
@@ -129,6 +137,7 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
 def begin_worker(parent: int, stop: Path) -> None:
     """Prepare a worker process: it keeps its shipper between jobs, and saves and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and makes the file `stop`
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that a training starts
     restore_variables()
     threading.Thread(target=end_saved, args=(parent, stop, _SAVING_S), name="rl8x-watch", daemon=True).start()
     keep_shipper()
