@@ -218,10 +218,10 @@ class InProcess:
         while self.shipper.beat_once(orphaned=False) or not self.ended:
             time.sleep(0.1)
 
-    def tell(self, message):
+    def send(self, message):
         told = json.loads(json.dumps(message, default=os.fspath))
         with mock.patch.object(sys, "argv", sys.argv):
-            self.shipper.take(told)
+            self.shipper.handle(told)
 
     def pump(self):
         pass
@@ -250,8 +250,8 @@ class InProcess:
         for tail in tails:  # what is forked while one is within SQLite would wait for its mutex for ever
             tail.join(10.0)
 
-    leave_to_parent = end
-    process = shipping._Shipper
+    close_in_child = end
+    process = shipping._ShipperProcess
 
 
 def intercepted(patch, before):
@@ -291,7 +291,7 @@ def apart(request, monkeypatch):
     if "draws_curves" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.store.draw_curves", lambda *args: None)
     if "store_process" not in request.keywords:
-        monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+        monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
     if "RL8X_TESTS_REPEATABLE" in os.environ:
         monkeypatch.setattr(hyperparameters.secrets, "randbelow", random.Random(request.node.nodeid).randrange)
     yield

@@ -74,9 +74,9 @@ def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, m
     assert "tracking.shipper" in (work / "commands.txt").read_text()
     assert_hidden(done.stdout, done.stderr, *left_in(work).values())
 
-    (spool,) = (work / "mlruns/spool").iterdir()
-    assert stat.S_IMODE(spool.stat().st_mode) == 0o700
-    told = [*spool.iterdir(), *work.rglob("checkpoint.json")]
+    (journal,) = (work / "mlruns/spool").iterdir()
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o700
+    told = [*journal.iterdir(), *work.rglob("checkpoint.json")]
     assert {"journal.jsonl", "ack.json", "checkpoint.json"} <= {path.name for path in told}
     assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in told} == {path.name: "0o600" for path in told}
 
@@ -98,7 +98,7 @@ def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, m
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{store}")
-    run = client.get_run(report.spools[0].run_id)
+    run = client.get_run(report.journals[0].run_id)
     assert run.info.status == "FINISHED"
     assert run.data.tags["rl8x.command"]
     assert shown in run.data.tags["mlflow.note.content"] + run.data.tags["rl8x.command"] + str(left_in(work))

@@ -8,7 +8,7 @@ from rl8x.checkpoint.load import resolve
 from rl8x.config import RunSpec
 from rl8x.config.describe import run_spec
 
-RUN = dict.fromkeys(("job", "handle", "id", "location", "spool", "names", "database"))
+RUN = dict.fromkeys(("job", "handle", "id", "location", "journal", "names", "database"))
 RESOLVED = {"config": {}, "env_class": None, "spaces": [None, None], "policy": None}
 RESOLVED |= {"algorithm": "PPO", "state_reset_every": 0, "clock": keys.ENV_STEPS}
 

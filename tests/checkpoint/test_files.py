@@ -330,8 +330,8 @@ def test_a_run_in_mlflow_without_checkpoints_is_refused_by_its_id(mlflow_client)
 
 def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = put(tmp_path / "mlruns" / "checkpoints" / "abc", run={"key": "k", "id": "the-id", "handle": "spool-xyz"})
-    for name in ("abc", "spool-abc", "the-id", "spool-xyz"):
+    path = put(tmp_path / "mlruns" / "checkpoints" / "abc", run={"key": "k", "id": "the-id", "handle": "journal-xyz"})
+    for name in ("abc", "journal-abc", "the-id", "journal-xyz"):
         assert find(name).path == path
     (path / files.SUMS).unlink()
     with pytest.raises(CheckpointError, match="no good one beside it"):
@@ -369,9 +369,9 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
     plain = {"env": "CartPole"}
     config = RunSpec.read(plain)
     folder = tmp_path / "mlruns/checkpoints/a"
-    header = {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"}
+    header = {"op": "open", "version": 1, "journal_id": "a", "t": 1, "uri": "http://x"}
     journal = BothSides(tmp_path / "spools", header)
-    put(folder, spec=plain, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
+    put(folder, spec=plain, status="FINISHED", run={"key": "k", "journal": "../../../spools/a"})
     assert find_unfinished(config, folder.parent) == folder
     journal.acknowledge(finished=True)
     assert find_unfinished(config, folder.parent) is None  # what is still there was set aside

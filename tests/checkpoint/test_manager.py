@@ -54,7 +54,7 @@ def dies_when_all_is_in_the_store(trainer, stats):
         collect = trainer.algorithm.collect  # the next one, once this step is on the disk
         trainer.algorithm.collect = lambda **options: (trainer.checkpoints.wait(), collect(**options))[1]
     if stats[keys.STEPS] == 5:
-        folder = trainer.tracker.spool_folder
+        folder = trainer.tracker.journal_folder
         while read_ack(folder).offset < os.path.getsize(folder / "journal.jsonl"):
             time.sleep(0.05)
         shipping._shared.popen.kill()
@@ -227,26 +227,26 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
     assert len(mlflow.get_metric_history(found.info.run_id, "losses/total")) == 7
 
 
-@pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])
+@pytest.mark.parametrize("ack", ["ahead of the journal", "lost"])
 def test_a_power_cut_loses_and_doubles_no_row_wherever_the_run_is_resumed_from(
     ack, mlruns, client, tmp_path, monkeypatch
 ):
     assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
-    (spool,) = (mlruns / "spool").iterdir()
-    folder = mlruns / "checkpoints" / spool.name
-    assert (folder / read(listed(folder)[-1]).metadata["run"]["spool"]).samefile(spool)
-    os.truncate(spool / "journal.jsonl", int((tmp_path / "synced").read_text()))
-    assert read_ack(spool).offset > os.path.getsize(spool / "journal.jsonl")
+    (journal,) = (mlruns / "spool").iterdir()
+    folder = mlruns / "checkpoints" / journal.name
+    assert (folder / read(listed(folder)[-1]).metadata["run"]["journal"]).samefile(journal)
+    os.truncate(journal / "journal.jsonl", int((tmp_path / "synced").read_text()))
+    assert read_ack(journal).offset > os.path.getsize(journal / "journal.jsonl")
     monkeypatch.setattr("rl8x.tracking.appending.boot_id", lambda: "after the cut")
     if ack == "lost":
-        (spool / "ack.json").unlink()
+        (journal / "ack.json").unlink()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     trainer = Trainer.resume(folder)
     trainer.run(progress="none")
-    assert trainer.tracker.spool_folder == spool
+    assert trainer.tracker.journal_folder == journal
     for place in (tmp_path / "elsewhere", tmp_path):
         monkeypatch.chdir(place)
-        assert sync().spools == []
+        assert sync().journals == []
     assert times_logged(client) == EIGHT_STEPS
     assert the_run(client).info.status == "FINISHED"

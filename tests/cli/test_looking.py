@@ -14,7 +14,7 @@ from rl8x.cli.main import main
 from rl8x.config import RunSpec, parse_value
 from rl8x.envs import BUILTIN
 from rl8x.execution.artifacts import Artifacts
-from rl8x.tracking import SpoolReport, SyncReport
+from rl8x.tracking import JournalReport, SyncReport
 from rl8x.tracking.appending import Journal
 
 
@@ -109,8 +109,8 @@ def test_ui_of_runs_on_a_server_opens_its_own_page(monkeypatch, call):
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("sent", 0), ("busy", 0), ("failed", 1)])
-def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, call, outcome, code):
-    report = SyncReport([SpoolReport(tmp_path / "s1", outcome, "r1", 7)])
+def test_sync_tells_what_became_of_every_journal(tmp_path, monkeypatch, call, outcome, code):
+    report = SyncReport([JournalReport(tmp_path / "s1", outcome, "r1", 7)])
     calls = []
     monkeypatch.setattr(tracking, "sync", lambda *arguments, allow: calls.append(arguments) or report)
     about = "" if outcome == "busy" else " (run r1, 7 rows)"
@@ -118,18 +118,18 @@ def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, call, outc
     assert calls == [(str(tmp_path), "sqlite:///x.db")]
 
 
-def test_a_store_that_only_a_spool_names_is_asked_about_on_a_terminal(tmp_path, monkeypatch, capsys):
-    for spool_id in ("one", "two"):
-        header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://127.0.0.1:9"}
+def test_a_store_that_only_a_journal_names_is_asked_about_on_a_terminal(tmp_path, monkeypatch, capsys):
+    for journal_id in ("one", "two"):
+        header = {"op": "open", "version": 1, "journal_id": journal_id, "t": 1, "uri": "http://127.0.0.1:9"}
         Journal.create(tmp_path / "spool", header).close()
     words = ["sync", str(tmp_path / "spool")]
     assert main(words) == 1
     assert "`rl8x sync --yes`" in capsys.readouterr().out
     for answer, told in (("n", "which you have not"), ("y", "Connection refused")):
-        terminal = io.StringIO(f"{answer}\n")  # one answer for both spools
+        terminal = io.StringIO(f"{answer}\n")  # one answer for both journals
         terminal.isatty = lambda: True
         monkeypatch.setattr("sys.stdin", terminal)
         assert main(words) == 1
         said = capsys.readouterr()
         assert said.out.count(told) == 2
-        assert said.err.count("A spool names the store http://127.0.0.1:9. Send its rows there?") == 1
+        assert said.err.count("A journal names the store http://127.0.0.1:9. Send its rows there?") == 1

@@ -81,7 +81,7 @@ def synced(attempt: Try) -> int:
     with contextlib.closing(sqlite3.connect(attempt.database)) as connection:
         query = (
             "SELECT tags.value, metrics.step FROM metrics JOIN tags USING (run_uuid) "
-            "WHERE tags.key = 'rl8x.spool_id' AND metrics.key = 'a'"
+            "WHERE tags.key = 'rl8x.journal_id' AND metrics.key = 'a'"
         )
         for name, step in connection.execute(query):
             steps.setdefault(name, []).append(step)
@@ -102,7 +102,7 @@ def synced(attempt: Try) -> int:
 _HEADERS: dict[str, list[tuple[Any, bool]]] = {
     "op": [("close", False), (None, False), (_MISSING, False)],
     "version": [(2, False), ("1", False), (None, False), (_MISSING, False), (float("nan"), False)],
-    "spool_id": [(None, False), (7, False), ([], False), ("../up", False), ("it's", False), (_MISSING, False)],
+    "journal_id": [(None, False), (7, False), ([], False), ("../up", False), ("it's", False), (_MISSING, False)],
     "t": [("x", False), (None, False), (float("nan"), False), (2**70, False), (-1, False), (_MISSING, False)],
     "experiment": [(5, False), ([], False), (_MISSING, False), ("", False), ("caf\udce9 \0", True)],
     "experiment_id": [([], False), ("999999", False), (5, False)],
@@ -148,7 +148,7 @@ _OPS: dict[str, list[Any]] = {
     "texts": [{"op": "text", "to": t, "text": x} for t, x in ((None, "x"), ("../x", "x"), ("a", 5), ("b/", ""))] + ROWS,
     "artifacts": [{"op": "artifact", "file": f, "to": None} for f in (None, "../../x", "files/1/x", "/etc/passwd", 7)]
     + ROWS,
-    "another header in the middle": [*ROWS[:1], {"op": "open", "version": 1, "spool_id": "other", "t": 1}, *ROWS[1:]],
+    "another header in the middle": [*ROWS[:1], {"op": "open", "version": 1, "journal_id": "other", "t": 1}, *ROWS[1:]],
     "a row of 3,000 metrics": [*ROWS, row(3, a=3.0, **{f"m{i}": 1.0 for i in range(3000)})],
     "a line of 50 MB": [*ROWS[:2], {"op": "text", "to": "big.txt", "text": "x" * 50_000_000}, ROWS[2]],
 }
@@ -269,7 +269,7 @@ def odd_journals(root: Path, uri: str) -> list[OddJournal]:
 def header(name: str, uri: str) -> dict[str, Any]:
     """Return a header as rl8x writes it."""
     fields = {"t": START, "experiment": "odd", "experiment_id": None, "run_name": name, "owns": True, "uri": uri}
-    return {"op": "open", "version": 1, "spool_id": name, **fields, "host": "here", "pid": 1}
+    return {"op": "open", "version": 1, "journal_id": name, **fields, "host": "here", "pid": 1}
 
 
 def _lines(*ops: Any) -> bytes:

@@ -144,7 +144,7 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
     (folder / "checkpoint.json").touch()
     monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": ids["b"]}})
     assert [run.id for run in compare([folder]).runs] == [ids["b"]]
-    monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": None, "handle": "spool-nothing"}})
+    monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": None, "handle": "journal-nothing"}})
     with pytest.raises(ValueError, match="has checkpoints of a run that is not in MLflow"):
         compare([folder])
 

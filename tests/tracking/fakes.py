@@ -65,13 +65,13 @@ class FakeStore:
         assert len(self.runs) == 1
         return next(iter(self.runs.values()))
 
-    def find_runs(self, spool_id):
-        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spool_id]
+    def find_runs(self, journal_id):
+        return [run_id for run_id, run in self.runs.items() if run["journal_id"] == journal_id]
 
     def create_run(self, spec, tags):
         run_id = f"run{len(self.runs)}"
         kept = {"points": set(), "params": {}, "tags": dict(tags), "texts": {}, "files": {}, "curves": []}
-        about = {"spool_id": spec.spool_id, "name": spec.run_name, "status": "RUNNING", "end_time": None}
+        about = {"journal_id": spec.journal_id, "name": spec.run_name, "status": "RUNNING", "end_time": None}
         self.runs[run_id] = {**kept, **about}
         return run_id
 
@@ -144,8 +144,8 @@ class FakeStore:
 # Lines of a journal
 
 
-def header(spool_id="abc", **more):
-    return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", **more}
+def header(journal_id="abc", **more):
+    return {"op": "open", "version": 1, "journal_id": journal_id, "t": 1, "experiment": "e", **more}
 
 
 def row(step, t=None, **metrics):
@@ -174,9 +174,9 @@ def finish(status, t=9):
     return {"op": "finish", "status": status, "t": t}
 
 
-def left_over(root, spool_id, num_rows=0, *ops, **more):
+def left_over(root, journal_id, num_rows=0, *ops, **more):
     """Make the journal of a process that is gone; returns its folder."""
-    journal = Journal.create(root, header(spool_id, uri="http://x") | more)
+    journal = Journal.create(root, header(journal_id, uri="http://x") | more)
     for op in (*map(row, range(num_rows)), *ops):
         journal.append(op)
     journal.close()

@@ -19,16 +19,16 @@ def no_process(database):
 
 
 def kept_back(monkeypatch, num_rows=3, **options):
-    """Leave a run in a spool, as where MLflow was away; returns the spool."""
-    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", no_process)
+    """Leave a run in a journal, as where MLflow was away; returns the journal."""
+    monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", no_process)
     tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0, **options)
     tracker.start(params={"lr": 1}, tags={})
     for step in range(num_rows):
         tracker.log_metrics({"a": float(step)}, step)
     tracker.log_text("hello", "note.txt")
     tracker.finish("FINISHED")
-    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
-    return tracker.spool_folder
+    monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
+    return tracker.journal_folder
 
 
 def begun():
@@ -87,7 +87,7 @@ def test_runs_whose_folder_is_deleted_lose_no_row_also_of_what_the_database_had(
         shutil.rmtree(tmp_path / "gone")
     for step in (1, 2):
         tracker.log_metrics({"a": float(step)}, step)
-        tracker._journal.look()
+        tracker._journal.drain()
     assert not mlruns.exists()
     tracker.finish("FINISHED")
     assert caplog.text.count("was deleted; what has not arrived at the end is written there once more") == 1
@@ -104,7 +104,7 @@ def test_runs_whose_folder_is_deleted_lose_no_row_also_of_what_the_database_had(
     assert sorted(runs_in(mlruns / "mlflow.db")) == [ALL, ("FINISHED", [(5, 5.0)])]
 
 
-def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
+def test_the_store_of_a_journal_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root, asked, reached = tmp_path / "spool", [], []
 
@@ -131,7 +131,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
 
 
 @pytest.mark.parametrize("database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7])
-def test_a_spool_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
+def test_a_journal_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
     left_over(tmp_path / "root/spool", "one", uri="http://theirs", database=database)
     report = sync(tmp_path / "root/spool", connect=lambda location: pytest.fail(f"reached {location}"))
     assert "http://theirs" in str(report)
@@ -198,7 +198,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", [*SET_ASIDE, *REFUSED])
-def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
+def test_nothing_outside_of_a_journal_is_read_changed_or_deleted(what, tmp_path):
     secret = tmp_path / "secret"
     (secret / "folder").mkdir(parents=True)
     (secret / "key").write_text("secret")
@@ -226,5 +226,5 @@ def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(what, tmp_path):
     "name", ["../../a.txt", "/etc/passwd", "files/../../a.txt", "journal.jsonl", "files/1/../../lock"]
 )
 def test_a_kept_file_has_no_name_outside_of_its_folder(name, tmp_path):
-    with pytest.raises(TrackingError, match=r"artifact's name|not a file of this spool"):
+    with pytest.raises(TrackingError, match=r"artifact's name|not a file of this journal"):
         kept_path(tmp_path, name)

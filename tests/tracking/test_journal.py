@@ -116,7 +116,7 @@ def test_a_torn_last_line_is_neither_read_nor_kept(torn, tmp_path):
     [
         ("hello", "is not a journal"),
         (json.dumps({"op": "open", "version": 9}), "version 9"),
-        *((json.dumps(header(odd)), "its header has spool_id=") for odd in ("x' OR tags.a = 'b", "", "../up")),
+        *((json.dumps(header(odd)), "its header has journal_id=") for odd in ("x' OR tags.a = 'b", "", "../up")),
     ],
 )
 def test_what_has_no_header_that_can_be_read_is_refused(line, message, tmp_path):
@@ -219,7 +219,7 @@ def test_a_full_disk_loses_nothing(tmp_path, disk, caplog):
     assert steps(journal) == [0]
     journal.append(row(4))
     disk.full = False
-    journal.journal.look()
+    journal.journal.drain()
     assert steps(journal) == [0, 1, 2, 3, 4]
     journal.close()
     assert steps(BothSides(journal.folder)) == [0, 1, 2, 3, 4]
@@ -236,7 +236,7 @@ def test_lines_that_no_disk_takes_count_once_they_have_arrived_past_it(tmp_path,
     arrive(journal)
     assert [(op.get("s"), number) for op, _, number in journal.read()] == [(0, 1), (1, 2), (2, 3), (None, 4)]
     arrive(journal, 2)
-    journal.journal.look()
+    journal.journal.drain()
     assert journal.journal.unsent() == Unsent(0, 0, 1, 1)
     journal.acknowledge(ending=FINISH)
     assert journal.journal.unsent() == Unsent(0, 1, 1, 0)  # the end is safe there
@@ -308,7 +308,7 @@ def test_a_journal_that_is_moved_under_its_owner_gets_the_rest(tmp_path):
     journal = BothSides(tmp_path / "mlruns/spool", header(), row(0))
     moved = tmp_path / "moved/spool/abc"
     (tmp_path / "mlruns").rename(tmp_path / "moved")
-    journal.journal.look()
+    journal.journal.drain()
     journal.append(row(1))
     with pytest.raises(FileNotFoundError):
         artifacts.keep(journal.folder, tmp_path / "moved")
@@ -382,5 +382,5 @@ def test_what_a_killed_process_was_removing_is_no_journal(tmp_path, monkeypatch)
         patch.setattr(shutil, "rmtree", lambda folder, **options: None)
         finished(tmp_path)
     (left,) = (tmp_path / "spool").iterdir()
-    assert journal_folders(tmp_path / "spool") == sync(tmp_path / "spool").spools == []
+    assert journal_folders(tmp_path / "spool") == sync(tmp_path / "spool").journals == []
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""How runs end that nobody ends, in real scripts and a real interpreter, whose store is away: the spools tell it."""
+"""How runs end that nobody ends, in real scripts and a real interpreter, whose store is away: the journals tell it."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from rl8x.tracking import MLflowTracker, shipping
 def no_process(database):
     raise OSError("away")
 
-shipping._Shipper = no_process
+shipping._ShipperProcess = no_process
 
 def start(name):
     tracker = MLflowTracker(run_name=name, outage_timeout_s=0.0, interval_s=0.05)
@@ -40,7 +40,7 @@ began = threading.Event()
 
 
 def statuses(folder):
-    """Read from the spools how runs ended: by name, the status, and whether nothing came after it."""
+    """Read from the journals how runs ended: by name, the status, and whether nothing came after it."""
     found = {}
     for file in (folder / "mlruns" / "spool").glob("*/journal.jsonl"):
         ops = [json.loads(line) for line in file.read_text().splitlines()]

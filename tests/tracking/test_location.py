@@ -8,7 +8,7 @@ import pytest
 from tests.forks import ForkedPython
 
 from rl8x.tracking import TrackingError, find_run, secrets
-from rl8x.tracking.location import beside, locate, make_mlruns, user_tracking_uri, with_password
+from rl8x.tracking.location import database_beside, locate, make_mlruns, user_tracking_uri, with_password
 from rl8x.tracking.runs import find_journal, user_run_id
 from tracking.fakes import BothSides, header, left_over
 
@@ -65,8 +65,8 @@ def test_a_database_is_beside_a_folder_where_links_lead_to_it(tmp_path):
     (tmp_path / "real/spool/one").mkdir(parents=True)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/spool").symlink_to(tmp_path / "real/spool")
-    assert beside(tmp_path / "theirs/spool/one", tmp_path / "real/mlflow.db") == "../../mlflow.db"
-    assert beside(tmp_path / "theirs/spool/one", tmp_path / "theirs/mlflow.db") is None
+    assert database_beside(tmp_path / "theirs/spool/one", tmp_path / "real/mlflow.db") == "../../mlflow.db"
+    assert database_beside(tmp_path / "theirs/spool/one", tmp_path / "theirs/mlflow.db") is None
 
 
 def test_an_old_file_store_in_the_way(tmp_path):
@@ -176,13 +176,13 @@ def test_find_journal(tmp_path):
     journal = BothSides(tmp_path, header("three"))
     journal.acknowledge(run_id="sent")
     journal.close()
-    assert find_journal(tmp_path, "spool-one") == tmp_path / "one"
-    assert find_journal(tmp_path, "spool-four") is None
+    assert find_journal(tmp_path, "journal-one") == tmp_path / "one"
+    assert find_journal(tmp_path, "journal-four") is None
     assert find_journal(tmp_path, "mine") == tmp_path / "two"
     assert find_journal(tmp_path, "sent") == tmp_path / "three"
     assert find_journal(tmp_path, "other") is None
     with pytest.raises(TrackingError, match="not the handle"):
-        find_journal(tmp_path, "spool-../../etc")
+        find_journal(tmp_path, "journal-../../etc")
 
 
 def test_the_users_run_by_the_environment(tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, 
 def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, tmp_path):
     tracker = tracker_of(tmp_path, experiment_name="elsewhere")
     tracker.start(params={}, tags={})
-    handle = f"spool-{tracker.spool_folder.name}"  # as a checkpoint has it that was written before the store answered
+    handle = f"journal-{tracker.journal_folder.name}"  # of a checkpoint from before the store answered
     tracker.log_metrics({"a": 1.0}, 1)
     tracker.finish("KILLED")
     again = tracker_of(tmp_path)
@@ -104,7 +104,7 @@ def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, ml
             tracker.log_metrics({"a": 1.0}, 1)
         tracker.finish("FINISHED")
         tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False, keeps_status=True)
-        assert tracker.spool_folder.name == key  # where a process that knows the key alone finds it
+        assert tracker.journal_folder.name == key  # where a process that knows the key alone finds it
         tracker.log_metrics({"result": 2.0}, 1)
         tracker.finish("FINISHED")
     assert history(mlflow_client, tracker.run_id, "result") == [(1, 2.0)]
@@ -149,7 +149,7 @@ def test_a_fork_has_no_part_in_the_run_that_a_tracker_has(mlruns, mlflow_client,
         ("mlruns/spool", {"spool/notes/note.txt"}),
     ],
 )
-def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, expected, mlruns, tmp_path):
+def test_a_folder_with_the_journals_in_it_is_logged_without_them(what, expected, mlruns, tmp_path):
     (tmp_path / "plan.txt").write_text("plan")
     (tmp_path / "link").symlink_to(tmp_path)
     (mlruns / "spool/notes").mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, expected, m
     found = {str(path.relative_to(logged)) for path in logged.rglob("*") if path.is_file()}
     expected = {"first.txt"} | {name.format(here=tmp_path.name) for name in expected}
     assert {path for path in found if not path.endswith(("-wal", "-shm", ".lock"))} == expected
-    assert not (mlruns / "spool").joinpath(tracker.spool_folder.name).exists()
+    assert not (mlruns / "spool").joinpath(tracker.journal_folder.name).exists()
 
 
 def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path):
@@ -181,7 +181,7 @@ def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path)
     tracker.log_artifact(tmp_path / f"{latin}.bin")
     tracker.log_artifact(tmp_path / "folder")
     tracker.finish("FINISHED")
-    assert not tracker.spool_folder.exists()
+    assert not tracker.journal_folder.exists()
     run = mlflow_client.get_run(tracker.run_id)
     assert (run.info.run_name, run.info.status) == (shown, "FINISHED")
     assert mlflow_client.get_experiment(run.info.experiment_id).name == f"e {shown}"

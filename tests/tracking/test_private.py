@@ -189,7 +189,7 @@ def test_of_a_moved_store_lie_beside_it_the_earlier_ones_too(name, mlruns, tmp_p
     store.log_text(run_id, "2", "new.txt")
     store.log_artifact(run_id, tmp_path / "file.txt", None)
     assert files(run_id) == (new / PLACE.format(run_id), {"old.txt": "1", "new.txt": "2", "file.txt": "3"})
-    later = store.create_run(SPEC._replace(spool_id="later"))
+    later = store.create_run(SPEC._replace(journal_id="later"))
     store.log_text(later, "4", "new.txt")
     assert files(later) == (new / PLACE.format(later), {"new.txt": "4"})
     assert not mlruns.exists()

@@ -50,7 +50,7 @@ def store(monkeypatch):
 def make(tmp_path, store, monkeypatch, caplog):
     """Begin a run that is sent to the fake store, by a shipper in this process; its end is not waited for."""
     monkeypatch.setattr(shipper, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(shipping, "_LOOK_S", 0.02)
+    monkeypatch.setattr(shipping, "_CHECK_S", 0.02)
     monkeypatch.setattr(shipping, "SILENT_S", 10**6)  # looks, which are many now
     monkeypatch.setattr(shipping, "KILL_S", 10**6)
     caplog.set_level(logging.INFO)
@@ -69,7 +69,7 @@ def make(tmp_path, store, monkeypatch, caplog):
     if store.hang is not None:
         store.hang.set()
     for run in made:
-        run._leave()
+        run._close()
 
 
 def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path):
@@ -119,7 +119,7 @@ def test_an_outage_that_several_threads_hear_of_at_once_is_told_once(make, monke
     monkeypatch.setattr(shipping._log, "warning", lambda *said: told.append(said) or time.sleep(0.2))
     monkeypatch.setattr(shipping, "SILENT_S", 0)
     with ThreadPoolExecutor(2) as threads:
-        assert [*threads.map(lambda _: run._hear(), range(2))] == [None, None]
+        assert [*threads.map(lambda _: run._report(), range(2))] == [None, None]
     assert len(told) == 1
     monkeypatch.setattr(shipping, "SILENT_S", 10**6)
 
@@ -185,7 +185,7 @@ def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_
     assert drain(run)
     assert values(store.run, "a") == [(2, 2.0)]
     wait_for(lambda: run.journal.ack.rejected == 3)
-    run.look()
+    run.check()
     [told] = [text for text in messages(caplog, logging.WARNING) if "could not be logged" in text]
     assert "the metric 'a' could not be logged (ZeroDivisionError" in told
     assert f"it is in {run.journal.folder}/rejected.jsonl, and `rl8x sync` tries it again" in told
@@ -198,7 +198,7 @@ def test_what_a_full_disk_refuses_goes_past_it(make, store):
         run.append(row(step))
     run.end("FAILED", 5)
     run.finish()
-    assert (len(values(store.run, "a")), store.run["status"], run.journal.unsent().lost) == (3, "FAILED", "")
+    assert (len(values(store.run, "a")), store.run["status"], run.journal.unsent().lost_words) == (3, "FAILED", "")
 
 
 def test_what_neither_takes_is_lost_and_told_and_the_end_is_known(make, store, caplog):
@@ -336,7 +336,7 @@ def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_i
     reason = f"the process that talks to MLflow (process ID {again.pid}) does not answer: is it stopped?"
     for text in (messages(caplog, logging.WARNING)[-1], tracker.whereabouts().lines()[0]):
         assert reason in text
-    assert f"; it is in {tracker.spool_folder}, and `rl8x sync` sends it" in caplog.text
+    assert f"; it is in {tracker.journal_folder}, and `rl8x sync` sends it" in caplog.text
     wait_for(lambda: not alive(again.pid))
     assert sync().num_sent == 1
     assert history(tracker.run_id, "a") == [(1, 1.0), (2, 2.0), (3, 3.0)]
@@ -346,7 +346,7 @@ def test_a_stopped_process_is_an_outage_until_it_goes_on_and_is_replaced_where_i
 @pytest.mark.parametrize("script", ["while True: pass", "input()"])
 def test_what_runs_is_told_from_what_waits_or_is_stopped(script):
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as other:
-        ship = object.__new__(shipping._Shipper)
+        ship = object.__new__(shipping._ShipperProcess)
         ship.popen = other
         wait_for(lambda: ship.is_busy() == (script != "input()"))
         other.send_signal(signal.SIGSTOP)

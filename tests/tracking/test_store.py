@@ -92,12 +92,12 @@ def test_an_error_has_no_password_and_no_cause_that_has_one():
     assert "p4ss" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_runs_are_found_by_their_spool_and_it_is_known_whether_their_names_are_unique(store, mlflow_client):
-    assert store.find_runs(SPEC.spool_id) == []
+def test_runs_are_found_by_their_journal_and_it_is_known_whether_their_names_are_unique(store, mlflow_client):
+    assert store.find_runs(SPEC.journal_id) == []
     run_id = store.create_run(SPEC)
     assert store.run_name(run_id) == ("n", True)
-    elsewhere = store.create_run(SPEC._replace(spool_id="other", experiment="other"))
-    assert store.find_runs(SPEC.spool_id) == [run_id]
+    elsewhere = store.create_run(SPEC._replace(journal_id="other", experiment="other"))
+    assert store.find_runs(SPEC.journal_id) == [run_id]
     assert store.run_name(run_id) == ("n", False)
     store.delete_run(elsewhere)
     assert store.run_name(run_id) == ("n", True)

@@ -19,7 +19,7 @@ def sent(folder, store):
     return sync(folder, connect=lambda location: store, allow=lambda location: True)
 
 
-def test_all_spools_are_sent(tmp_path, monkeypatch):
+def test_all_journals_are_sent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(sync()) == "nothing to send"
     left_over(tmp_path, "one", 3)
@@ -28,14 +28,14 @@ def test_all_spools_are_sent(tmp_path, monkeypatch):
     report = sent(tmp_path, store)
     assert report.num_sent == 2
     assert "sent one (run run0, 3 rows)" in str(report)
-    by_spool = {run["spool_id"]: run for run in store.runs.values()}
-    assert (by_spool["one"]["status"], by_spool["one"]["end_time"]) == ("KILLED", 1002)  # when it last wrote
-    assert by_spool["two"]["status"] == "FAILED"
-    assert values(by_spool["one"], "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    by_journal = {run["journal_id"]: run for run in store.runs.values()}
+    assert (by_journal["one"]["status"], by_journal["one"]["end_time"]) == ("KILLED", 1002)  # when it last wrote
+    assert by_journal["two"]["status"] == "FAILED"
+    assert values(by_journal["one"], "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
+def test_a_journal_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one/journal.jsonl").touch()  # killed before the header was written
     with FolderLock(tmp_path / "one"):
@@ -48,7 +48,7 @@ def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_keeps_the_spool_for_the_next_time_and_stops_no_other(tmp_path):
+def test_a_failure_keeps_the_journal_for_the_next_time_and_stops_no_other(tmp_path):
     left_over(tmp_path, "one", 3)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/journal.jsonl").write_text("garbage\n")
@@ -64,7 +64,7 @@ def test_a_failure_keeps_the_spool_for_the_next_time_and_stops_no_other(tmp_path
 
 
 def running(root):
-    """A spool whose process is alive, with a row more than its store."""
+    """A journal whose process is alive, with a row more than its store."""
     journal, store = BothSides(root, header("one", uri="http://x")), FakeStore()
     journal.append(*map(row, range(3)))
     Sender(journal, store, fresh=True).send_some()
@@ -72,7 +72,7 @@ def running(root):
     return journal, store
 
 
-def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
+def test_a_copy_of_a_journal_in_use_is_left_alone_until_that_is_done(tmp_path):
     journal, store = running(tmp_path / "spool")
     shutil.copytree(tmp_path / "spool", tmp_path / "backup")
     report = sent(tmp_path / "backup", store)
@@ -90,7 +90,7 @@ def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
 def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_twice(tmp_path):
     journal, store = running(tmp_path / "spool")
     journal.append(tags(new="1", known="old"), {"op": "describe", "text": "running"})
-    journal.close()  # killed; where it is resumed this spool is not found
+    journal.close()  # killed; where it is resumed this journal is not found
     store.log_points("run0", [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
     store.set_tags("run0", {"known": "new"})
     store.set_status("run0", "FINISHED", 5000)
@@ -157,13 +157,13 @@ def test_nothing_odd_is_lost_or_stops_the_others(tmp_path):
         arrived = {}
         for run in store.runs.values():
             steps = {point.step for point in run["points"] if point.name == "a" and point.value == point.step}
-            arrived.setdefault(run["spool_id"], set()).update(steps)
-        assert {spool.name: lost for spool in odd if (lost := spool.lost(arrived.get(spool.name, set())))} == {}
-        outcomes = {spool.folder.name: spool.outcome for spool in report.spools}
-        left = {spool.name for spool in odd if spool.folder.is_dir()}
+            arrived.setdefault(run["journal_id"], set()).update(steps)
+        assert {journal.name: lost for journal in odd if (lost := journal.lost(arrived.get(journal.name, set())))} == {}
+        outcomes = {journal.folder.name: journal.outcome for journal in report.journals}
+        left = {journal.name for journal in odd if journal.folder.is_dir()}
         assert left - {"folder-ops-missing"} == {name for name, outcome in outcomes.items() if outcome != "sent"}
-        assert all("\n" not in spool.message for spool in report.spools)
+        assert all("\n" not in journal.message for journal in report.journals)
     assert report.num_sent == 0
     for run in store.runs.values():
         steps = [step for step, _ in values(run, "a")]
-        assert len(steps) == len(set(steps)), run["spool_id"]
+        assert len(steps) == len(set(steps)), run["journal_id"]

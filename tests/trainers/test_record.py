@@ -171,7 +171,7 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     store = f"sqlite:///{mlruns}/mlflow.db"
     # Steps 3 and 4, one evaluation, and what the run came to.
     assert lines[1] == f"4 rows of run {name} did not reach {store} (no answer)"
-    folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
+    folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.journal_folder.name}"
     assert lines[2] == f"to send what waits in {folder}: rl8x sync" + (f" {folder}" if spool_dir else "")
     assert lines[3].startswith("to continue training: rl8x resume ")
     assert not any("rl8x ui" in line for line in lines)
@@ -212,7 +212,7 @@ def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, reason
     run(trainer, max_steps=3)
     assert re.fullmatch(rf"4 rows of run mine did not reach sqlite:.*{reason}.*", trainer.ending[0])
     assert trainer.ending[1].endswith(": rl8x sync")
-    assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.spool_folder.name}"
+    assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.journal_folder.name}"
     assert main(["sync"]) == 1  # which makes no database
     assert re.search(reason.removesuffix(r"\)"), capfd.readouterr().out)
     from mlflow import MlflowClient
@@ -268,14 +268,14 @@ def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeyp
     run(trainer, max_steps=3)
     told = trainer.ending
     name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
-    folder = f"mlruns/spool/{trainer.tracker.spool_folder.name}"
+    folder = f"mlruns/spool/{trainer.tracker.journal_folder.name}"
     again = f"to try again what is in {folder}/rejected.jsonl: rl8x sync"
     assert told[0] == f"3 entries of run {name} could not be logged; {again}"
     assert told[1].startswith(f"run {name} is in sqlite:")
     assert steps_in(mlflow_client, trainer.tracker.run_id) == []
     assert main(["sync"]) == 0
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3]
-    assert not trainer.tracker.spool_folder.exists()
+    assert not trainer.tracker.journal_folder.exists()
 
 
 def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ class Tracked(TypedDict):
     handle: str | None
     id: str | None
     location: str | None
-    spool: str | None
+    journal: str | None
     names: dict[str, dict[str, str]] | None
     database: str | None
 

@@ -342,8 +342,8 @@ def find_unfinished(spec: RunSpec, root: Path | None = None) -> Path | None:
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_wanted = not spec_of(metadata).diff(wanted)
         if is_wanted and not is_locked(folder):
-            spool = spool_of(folder, metadata)
-            arrived = spool is None or read_ack(spool).finished
+            journal = journal_of(folder, metadata)
+            arrived = journal is None or read_ack(journal).finished
             if metadata["status"] == "FINISHED" and arrived and not was_left(folder):
                 continue
             candidates.append((metadata["created"], folder))
@@ -366,11 +366,11 @@ def find_of_job(
     return min(candidates)[1] if candidates else None
 
 
-def spool_of(folder: Path, metadata: Metadata) -> Path | None:
-    """Find a run's spool by its path relative to the folder of checkpoints, as both may have moved; None if gone."""
-    saved = metadata["run"]["spool"]
-    spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
-    return spool if spool is not None and spool.is_dir() else None
+def journal_of(folder: Path, metadata: Metadata) -> Path | None:
+    """Find a run's journal by its path relative to the folder of checkpoints, as both may have moved; None if gone."""
+    saved = metadata["run"]["journal"]
+    journal = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
+    return journal if journal is not None and journal.is_dir() else None
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, Metadata]]:

@@ -32,7 +32,7 @@ _BUSY_WAIT_S: Final = 10.0
 
 
 class CheckpointManager:
-    """Writes the checkpoints of one run into one folder, by default beside its spool, locked from `take` to `end`."""
+    """Writes the checkpoints of one run into one folder, by default beside its journal, locked from `take` to `end`."""
 
     def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
         if isinstance(checkpoints, str | os.PathLike):
@@ -64,9 +64,9 @@ class CheckpointManager:
         """The run's folder of checkpoints; None if nothing is saved, or the folder is not known yet."""
         if self.options is None or self._directory is not None:
             return self._directory
-        spool: Path | None = getattr(self._tracker, "spool_folder", None)
-        if spool is not None:
-            return spool.parent.parent / "checkpoints" / spool.name
+        journal: Path | None = getattr(self._tracker, "journal_folder", None)
+        if journal is not None:
+            return journal.parent.parent / "checkpoints" / journal.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
 
     @property

@@ -85,14 +85,14 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
 @click.command("sync", cls=Command)
 @click.argument("folder", required=False)
 @click.option("--to", metavar="URI", help="Store to send to. Default: where each run was meant to go.")
-@click.option("--yes", is_flag=True, help="Also send to stores that only a spool names, without asking.")
+@click.option("--yes", is_flag=True, help="Also send to stores that only a journal names, without asking.")
 def sync(folder: str | None, to: str | None, yes: bool) -> int:
     """Send rows that were kept back while MLflow could not be reached, or when a process was killed.
 
-    FOLDER is a spool or a folder of spools, by default mlruns/spool in the working directory. Sending again what has
-    arrived adds nothing. What the store refused before is tried again. Rows go to the database beside the spools, or
-    to the store that you use here; any other that a spool names is asked about. The exit code is 1 if something could
-    not be sent.
+    FOLDER is a run's journal or a folder of journals, by default mlruns/spool in the working directory. Sending again
+    what has arrived adds nothing. What the store refused before is tried again. Rows go to the database next to the
+    journals, or to the store that you use here; any other that a journal names is asked about. The exit code is 1 if
+    something could not be sent.
     """
     from rl8x.tracking import sync as send
 
@@ -100,7 +100,7 @@ def sync(folder: str | None, to: str | None, yes: bool) -> int:
     def agrees(shown: str) -> bool:
         """Ask on a terminal, once for each store; return False without a terminal."""
         terminal = sys.stdin is not None and sys.stdin.isatty()
-        return terminal and click.confirm(f"A spool names the store {shown}. Send its rows there?", err=True)
+        return terminal and click.confirm(f"A journal names the store {shown}. Send its rows there?", err=True)
 
     report = send(folder, to, allow=lambda location: yes or agrees(location.shown))
     click.echo(str(report))

@@ -317,7 +317,7 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
 def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
     """Find the parent run of a study's folder, or the run of checkpoints; None if a path is neither."""
     if os.path.isfile(path / DEFINITION):
-        parent = reader.run_of_spool(str(read(path / DEFINITION).get("run_key", "")))
+        parent = reader.run_of_journal(str(read(path / DEFINITION).get("run_key", "")))
         if parent is None:
             raise ValueError(f"the study in {path} has no runs in MLflow.")
         return parent
@@ -326,7 +326,7 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
     known = files.describe([path, *files.listed(path)][-1])["run"]
     if known["id"]:
         return reader.run(known["id"])
-    run = reader.run_of_spool(str(known["handle"]))
+    run = reader.run_of_journal(str(known["handle"]))
     if run is None:
         raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
     return run

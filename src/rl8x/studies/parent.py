@@ -74,23 +74,23 @@ class ParentRun:
         ]
         return "\n\n".join(filter(None, [result, *lines]))
 
-    def spool_of(self, training: Training) -> Path | None:
-        """Return the spool of a training's run, named after the run's key; None if the study is not tracked."""
+    def journal_of(self, training: Training) -> Path | None:
+        """Return the journal of a training's run, named after the run's key; None if the study is not tracked."""
         if not isinstance(self.tracker, MLflowTracker):
             return None
         return self.tracker.spool_root / uuid.uuid5(uuid.UUID(self.key), training.key).hex
 
     def child_options(self, training: Training) -> dict[str, Any] | None:
         """Return the tracker's options for a training, as plain data; None if the study is not tracked."""
-        if (spool := self.spool_of(training)) is None:
+        if (journal := self.journal_of(training)) is None:
             return None
         return {
             # The full URI, as a worker on a cluster has another working directory and other environment variables.
             "tracking_uri": self.store_uri,
             "experiment_name": self.study.run.get("experiment_name"),
-            "spool_dir": str(spool.parent),
+            "spool_dir": str(journal.parent),
             "tags": {**parent_tag(str(self.tracker.run_id)), table.STUDY_TAG: self.study.name},
-            "run_key": spool.name,
+            "run_key": journal.name,
         }
 
     def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, Sequence[Sequence[float]]]]) -> None:

@@ -185,7 +185,7 @@ def report(
         if is_default(location) and location.database and not location.database.exists():  # a folder from elsewhere
             return report
         reader = RunReader(location.uri)
-        run = reader.run(found.run_id) if found.run_id else reader.run_of_spool(found.run_key)
+        run = reader.run(found.run_id) if found.run_id else reader.run_of_journal(found.run_key)
         if run is not None:
             reader.log_files(run.id, files, "report")
     return report

@@ -251,15 +251,15 @@ class Study:
     def _send_left(self, finished: _Finished, parent: ParentRun, shown: StudyProgress) -> bool:
         """Send rows that the store lacks because it was down; return whether it has all of them now."""
         for training, result in finished:
-            spool = parent.spool_of(training)
-            if spool is None or not spool.is_dir() or is_sent(spool):
+            journal = parent.journal_of(training)
+            if journal is None or not journal.is_dir() or is_sent(journal):
                 continue
-            report = sync(spool, to=parent.store_uri)
-            if spool.is_dir() and not is_sent(spool):
-                shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
+            report = sync(journal, to=parent.store_uri)
+            if journal.is_dir() and not is_sent(journal):
+                shown.say(f"{training.label}: its run waits in {journal}; the same command tries again. {report}")
                 return False  # the others would wait for the same store
-            if not result["run_id"] and report.spools:
-                result["run_id"] = report.spools[0].run_id or ""
+            if not result["run_id"] and report.journals:
+                result["run_id"] = report.journals[0].run_id or ""
                 table.write(self.folder / training.key / table.RESULT, result)
         return True
 

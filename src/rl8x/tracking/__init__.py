@@ -24,7 +24,7 @@ from rl8x.tracking.protocol import TrackingError as TrackingError
 from rl8x.tracking.protocol import log_table as log_table
 from rl8x.tracking.protocol import parent_tag as parent_tag
 from rl8x.tracking.runs import find_run as find_run
-from rl8x.tracking.shipper import SpoolReport as SpoolReport
+from rl8x.tracking.shipper import JournalReport as JournalReport
 from rl8x.tracking.shipper import SyncReport as SyncReport
 from rl8x.tracking.shipper import sync as sync
 from rl8x.tracking.ui import open_browser as open_browser

@@ -89,16 +89,16 @@ class Journal:
 
     @classmethod
     def create(cls, root: Path, header: Op) -> Journal:
-        """Create a journal in `root/<spool_id>`; if that disk refuses, in `/dev/shm` or the temporary folder."""
+        """Create a journal in `root/<journal_id>`; if that disk refuses, in `/dev/shm` or the temporary folder."""
         first: OSError | None = None
         for place in (lambda: root, lambda: tempfile.mkdtemp(dir="/dev/shm"), tempfile.mkdtemp):
             try:
-                journal = cls._create((Path(place()) / str(header["spool_id"])).absolute(), header)
+                journal = cls._create((Path(place()) / str(header["journal_id"])).absolute(), header)
             except OSError as error:
                 first = first or error
                 continue
             if first is not None:
-                _log.warning("tracking: cannot write to the spool %s (%s); it is %s", root, first, journal.folder)
+                _log.warning("tracking: cannot write to the journal %s (%s); it is %s", root, first, journal.folder)
             return journal
         raise TrackingError(f"no disk takes the journal of a run: {root} ({first})")
 
@@ -174,13 +174,13 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._end)
             if not self._is_full:
-                _log.warning("tracking: cannot write to the spool %s (%s); rows wait in memory", self.folder, error)
+                _log.warning("tracking: cannot write to the journal %s (%s); rows wait in memory", self.folder, error)
             self._is_full = True
             return False
         self._end += len(line)
         return True
 
-    def look(self) -> None:
+    def drain(self) -> None:
         """Write waiting lines to the disk, drop those that arrived from memory, and warn if the file was deleted."""
         with self._guard:
             if self._unsent is not None:
@@ -195,7 +195,7 @@ class Journal:
             if not self._is_deleted and os.fstat(self._fd).st_nlink == 0:
                 self._is_deleted = True
                 rest = "what has not arrived at the end is written there once more"
-                _log.warning("tracking: the spool %s was deleted; %s", self.folder, rest)
+                _log.warning("tracking: the journal %s was deleted; %s", self.folder, rest)
 
     def _spill(self) -> None:
         """Move lines from memory to the disk, as far as it takes them again."""
@@ -203,7 +203,7 @@ class Journal:
             self._memory.popleft()
         if not self._memory and self._is_full:
             self._is_full = False
-            _log.info("tracking: the spool %s can be written again", self.folder)
+            _log.info("tracking: the journal %s can be written again", self.folder)
 
     def waiting(self, after: int) -> list[tuple[int, bytes]]:
         """Return the lines that wait in memory and have a number greater than `after`, as (number, line) pairs."""
@@ -219,7 +219,7 @@ class Journal:
         """Append the last op and move the lines in memory to the disk."""
         with self._guard:
             self.append({**op, "lost_rows": self._num_dropped})
-        self.look()
+        self.drain()
         self.sync_to_disk()
 
     def repeats(self, since: int) -> JournalRepeats:
@@ -268,8 +268,10 @@ class Journal:
             num_rows, num_others = _count(line for line, _ in read_lines(self._fd, ack.offset, self._end))
             num_waiting, others = _count(line for number, line in self._memory if number > ack.memory)
             ending = 0 if ack.ending is None else 1
-            lost = num_waiting + self._num_dropped + ack.lost[0]
-            return Unsent(num_rows, num_others + ending, lost, max(0, others - ending + ack.lost[1]), ack.rejected)
+            lost = num_waiting + self._num_dropped + ack.rejected_lost[0]
+            return Unsent(
+                num_rows, num_others + ending, lost, max(0, others - ending + ack.rejected_lost[1]), ack.rejected
+            )
 
     def sync_to_disk(self) -> None:
         """Make appended lines survive a power cut; any thread may call this, and appending does not wait for it."""
@@ -292,7 +294,7 @@ class Journal:
         with self._guard:
             if self._unsent is not None:
                 return
-            self.look()
+            self.drain()
             if self._is_deleted and not self.has_arrived:
                 self._write_once_more()
             self._unsent = self.unsent()
@@ -311,7 +313,7 @@ class Journal:
                     for start in range(0, size, READ_BYTES):
                         file.write(os.pread(source, min(READ_BYTES, size - start), start))
 
-    def release_in_child(self) -> None:
+    def close_in_child(self) -> None:
         """Close the files in a forked child, as the journal belongs to the parent."""
         self._guard = threading.RLock()
         if self._unsent is None:

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 # Torch is imported inside functions, since the process that talks to MLflow does not need it.
 
 
-def keep(spool: Path, source: Path, besides: Collection[Path] = ()) -> str:
-    """Copy a file or folder into a spool; return its path relative to the spool. All names in the copy are UTF-8."""
-    target = spool / FILES / uuid.uuid4().hex[:16] / artifact_name(source.name)
+def keep(journal: Path, source: Path, besides: Collection[Path] = ()) -> str:
+    """Copy a file or folder into a journal; return its path relative to that. All names in the copy are UTF-8."""
+    target = journal / FILES / uuid.uuid4().hex[:16] / artifact_name(source.name)
     try:
-        (spool / FILES).mkdir(exist_ok=True)  # without parents: a spool that was moved or deleted is not made
+        (journal / FILES).mkdir(exist_ok=True)  # without parents: a journal that was moved or deleted is not made
         target.parent.mkdir()
         if source.is_dir():
-            spools = [path.parent for path in spool.parent.glob(f"*/{JOURNAL}")]
-            left_out = {os.path.realpath(folder) for folder in (*besides, spool.parent, *spools)}
+            journals = [path.parent for path in journal.parent.glob(f"*/{JOURNAL}")]
+            left_out = {os.path.realpath(folder) for folder in (*besides, journal.parent, *journals)}
             shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
             _rename_non_utf8(target)
         else:
@@ -46,7 +46,7 @@ def keep(spool: Path, source: Path, besides: Collection[Path] = ()) -> str:
     except OSError:
         shutil.rmtree(target.parent, ignore_errors=True)  # a partial copy would only take space that rows need
         raise
-    return str(target.relative_to(spool))
+    return str(target.relative_to(journal))
 
 
 def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
@@ -64,19 +64,19 @@ def _rename_non_utf8(folder: Path) -> None:
                 os.rename(os.path.join(parent, name), os.path.join(parent, artifact_name(name)))
 
 
-def kept_path(spool: Path, file: str) -> Path:
-    """Return the path of a copy; raise `TrackingError` if the op names a file outside the spool."""
+def kept_path(journal: Path, file: str) -> Path:
+    """Return the path of a copy; raise `TrackingError` if the op names a file outside the journal."""
     name = PurePosixPath(artifact_name(file))
     if name.parts[0] != FILES or len(name.parts) != 3:
-        raise TrackingError(f"not a file of this spool: {name}")
-    return spool / name
+        raise TrackingError(f"not a file of this journal: {name}")
+    return journal / name
 
 
-def checked_copy(spool: Path, file: str) -> Path:
+def checked_copy(journal: Path, file: str) -> Path:
     """Return `kept_path`; raise `TrackingError` if it is missing, or has a link, device or pipe in it or above."""
-    path = kept_path(spool, file)
+    path = kept_path(journal, file)
     if not os.path.lexists(path):
-        raise TrackingError("its file is not in the spool")
+        raise TrackingError("its file is not in the journal")
     folders = [path.parent, path.parents[1]]
     inside = [Path(parent) / name for parent, *names in os.walk(path) for name in (*names[0], *names[1])]
     for entry in (*folders, path, *inside):  # `os.walk` does not follow links

@@ -72,7 +72,7 @@ class Ack:
     finished: bool = False  # the run has its final status
     ending: Op | None = None  # the `finish` op with `lost_rows`, if only memory had it
     rejected: int = 0  # number of entries set aside
-    lost: Sequence[int] = (0, 0)  # rejected rows and other entries that could not be written to the disk
+    rejected_lost: Sequence[int] = (0, 0)  # rejected rows and other entries that could not be written to the disk
     outage: str = ""  # why the store is down; empty if it works
     tried: bool = False  # this sender has made a request to the store
     beat: int = 0  # heartbeat counter of the sending process
@@ -96,7 +96,7 @@ class Unsent:
     num_rejected: int = 0  # entries that the store refused and that were set aside
 
     @property
-    def lost(self) -> str:
+    def lost_words(self) -> str:
         """The numbers of lost rows and entries, in words; empty if nothing is lost."""
         rows = counted(self.num_lost, "row") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
@@ -177,7 +177,7 @@ def check_is_no_copy(folder: Path, header: Op) -> None:
 
 
 _HEADER: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("spool_id", "uri"), (str,)),
+    **dict.fromkeys(("journal_id", "uri"), (str,)),
     **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), (str, type(None))),
     **dict.fromkeys(("t", "generation"), (int,)),
     "owns": (bool,),
@@ -198,10 +198,10 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"the journal {folder} has version {header.get('version')!r}; this rl8x reads version 1")
     odd = ""
     for name, types in _HEADER.items():
-        if (name in ("spool_id", "t") or name in header) and type(header.get(name)) not in types:
+        if (name in ("journal_id", "t") or name in header) and type(header.get(name)) not in types:
             odd = odd or f"{name}={header.get(name)!r:.80}"
-    if not odd and not (re.fullmatch(r"\w[\w.-]*", header["spool_id"]) and 0 <= header["t"] < 2**63):
-        odd = f"spool_id={header['spool_id']!r:.80} and t={header['t']!r:.80}"
+    if not odd and not (re.fullmatch(r"\w[\w.-]*", header["journal_id"]) and 0 <= header["t"] < 2**63):
+        odd = f"journal_id={header['journal_id']!r:.80} and t={header['t']!r:.80}"
     if odd:
         raise TrackingError(f"the journal {folder} cannot be sent: its header has {odd}")
     return header
@@ -473,7 +473,7 @@ class SendingJournal:
 
     def note_rejected(self) -> None:
         """Record the number of entries that are set aside."""
-        self.acknowledge(rejected=len(self.rejected), lost=list(self.rejected.lost))
+        self.acknowledge(rejected=len(self.rejected), rejected_lost=list(self.rejected.lost))
 
     def close(self) -> None:
         """Close the files and release the sender's lock."""
@@ -521,17 +521,17 @@ def _compact(folder: Path, header: Op) -> None:
     if journal is None:
         return
     try:
-        beside = folder / f"{JOURNAL}.new"
+        new = folder / f"{JOURNAL}.new"
         with (
             os.fdopen(open_regular(folder / JOURNAL), "rb") as whole,
-            os.fdopen(open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+            os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
         ):
             file.write(encode(header))
             file.writelines(line for line in whole if line.startswith(_KEPT))  # streamed, as there may be many
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        os.replace(beside, folder / JOURNAL)
+        os.replace(new, folder / JOURNAL)
         sync_folder(folder)
         journal.acknowledge(size, generation=header["generation"])
         shutil.rmtree(folder / FILES, ignore_errors=True)

@@ -59,7 +59,7 @@ class Location:
 
 
 def mlruns_dir() -> Path:
-    """Return `mlruns`, the default folder of runs and spools, as an absolute path if the working directory exists."""
+    """Return `mlruns`, the default folder of runs and journals, as an absolute path if the working directory exists."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
     return Path("mlruns")  # the working directory was removed: nothing exists there or can be created
@@ -209,7 +209,7 @@ def with_password(uri: str) -> str:
     raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI")
 
 
-def beside(folder: Path, database: Path | None) -> str | None:
+def database_beside(folder: Path, database: Path | None) -> str | None:
     """Return a database's path from a run's folder, `../../NAME`; None if it lies elsewhere and may not move along."""
     if database is None or Path(os.path.realpath(database.parent)) != _root(folder):
         return None
@@ -228,7 +228,7 @@ def store_of(folder: Path, tracking_uri: str | None = None) -> dict[str, str | N
 
 
 def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
-    """Return the store that a record in a run's folder names by its URI and by `database`, the result of `beside`."""
+    """Return the store that a record in a run's folder names by its URI and by `database`, from `database_beside`."""
     database_name = _BESIDE.fullmatch(str(record.get("database") or ""))
     if database_name is None or database_name[1] == "..":
         return locate(uri)
@@ -244,8 +244,8 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
 
 
 def is_users_own(location: Location, folder: Path) -> bool:
-    """Return whether a store named by a run's folder lies `beside` it, or is the one that training would use here."""
-    if beside(folder, location.database) is not None:
+    """Return whether a store named by a run's folder lies next to it, or is the one that training would use here."""
+    if database_beside(folder, location.database) is not None:
         return True
     with contextlib.suppress(TrackingError):
         return locate().uri.rstrip("/") == location.uri.rstrip("/")

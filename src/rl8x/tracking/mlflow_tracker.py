@@ -16,7 +16,7 @@ from rl8x.tracking.artifacts import check_model_names, keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
 from rl8x.tracking.location import (
     Location,
-    beside,
+    database_beside,
     is_users_own,
     locate,
     mlruns_dir,
@@ -40,7 +40,7 @@ from rl8x.tracking.shipping import OpenRun
 from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 _log = logger(__name__)
-_BUSY_WAIT_S = 30.0  # how long a resumed run waits for `rl8x sync` to finish sending its spool
+_BUSY_WAIT_S = 30.0  # how long a resumed run waits for `rl8x sync` to finish sending its journal
 
 
 @dataclass(eq=False, repr=False)
@@ -56,7 +56,7 @@ class MLflowTracker:
         experiment_name: Experiment of a new run; default that of MLflow's environment variables, else "rl8x".
         run_name: Name of a new run; MLflow generates one by default.
         tracking_uri: Store to use instead of the user's.
-        spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
+        spool_dir: Folder for journals, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started, such as `parent_tag(run_id)`.
         params: Params for each run that is started.
         run_key: The run's own key, such as `uuid.uuid4().hex`: a run that any process began under this key is resumed
@@ -78,7 +78,7 @@ class MLflowTracker:
         ValueError: If a number of seconds is negative or infinite.
 
     Attributes:
-        resumed_spool: The last folder of the spool of the run to resume, if not in `spool_dir`.
+        resumed_journal: The last folder of the journal of the run to resume, if not in `spool_dir`.
         names_before: The `names` of the run to resume, from the process that began it.
     """
 
@@ -107,7 +107,7 @@ class MLflowTracker:
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
-        self.resumed_spool: Path | None = None
+        self.resumed_journal: Path | None = None
         self._last: OpenRun | None = None  # the last run
         self._run: OpenRun | None = None  # the same run until it is finished
         self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
@@ -127,7 +127,7 @@ class MLflowTracker:
     def resume_handle(self) -> str | None:
         """The value for `start(resume=...)`: the run's ID, or the journal's until the store has created the run."""
         journal = self._journal
-        return None if journal is None else self.run_id or f"{HANDLE_PREFIX}{journal.header['spool_id']}"
+        return None if journal is None else self.run_id or f"{HANDLE_PREFIX}{journal.header['journal_id']}"
 
     @property
     def location(self) -> str:
@@ -140,7 +140,7 @@ class MLflowTracker:
         return None if self._last is None else self._last.location.database
 
     @property
-    def spool_folder(self) -> Path | None:
+    def journal_folder(self) -> Path | None:
         """The folder of the run's journal."""
         return None if self._journal is None else self._journal.folder
 
@@ -188,7 +188,7 @@ class MLflowTracker:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
         if resume is None and self.run_key is not None:
-            resume = HANDLE_PREFIX + self.run_key  # a missing spool or run is created
+            resume = HANDLE_PREFIX + self.run_key  # a missing journal or run is created
         first = [
             self._texts("params", {**(self.params or {}), **params}),
             self._texts("tags", {**(self.tags or {}), **tags}),
@@ -249,20 +249,20 @@ class MLflowTracker:
         if before is not None:
             header["owns"] = before.journal.header["owns"]
         if resume.startswith(HANDLE_PREFIX):
-            return self._create({**header, "spool_id": resume.removeprefix(HANDLE_PREFIX)}, location)
+            return self._create({**header, "journal_id": resume.removeprefix(HANDLE_PREFIX)}, location)
         if location.database is not None and not has_run(location, resume):  # the shipper checks other stores
             raise TrackingError(
                 f"there is no run {resume!r} in {location.shown} (any more): name the store that has it by "
                 "tracking_uri or MLFLOW_TRACKING_URI, or go on untracked, by Trainer.resume(..., tracker=NullTracker())"
             )
         if self.run_key is not None and not (self.spool_root / self.run_key).exists():
-            header["spool_id"] = self.run_key  # so that a journal left by a killed process is found by the key too
+            header["journal_id"] = self.run_key  # so that a journal left by a killed process is found by the key too
         return self._create({**header, "run_id": resume}, location)
 
     def _is_last(self, handle: str) -> bool:
         """Whether a handle names this tracker's last run, by the run's ID or by the journal's."""
         journal = self._journal
-        return journal is not None and handle in (self.run_id, f"{HANDLE_PREFIX}{journal.header['spool_id']}")
+        return journal is not None and handle in (self.run_id, f"{HANDLE_PREFIX}{journal.header['journal_id']}")
 
     def _new_header(self) -> Op:
         """Return the header of a new journal; the experiment defaults to the one that MLflow's variables name."""
@@ -272,7 +272,7 @@ class MLflowTracker:
         return {
             "op": "open",
             "version": 1,
-            "spool_id": uuid.uuid4().hex,
+            "journal_id": uuid.uuid4().hex,
             "writer": uuid.uuid4().hex,
             "t": self._now(),
             "experiment": name or DEFAULT_EXPERIMENT,
@@ -282,13 +282,13 @@ class MLflowTracker:
         }
 
     def _create(self, header: Op, location: Location) -> tuple[Journal, Location]:
-        database = beside(self.spool_root / str(header["spool_id"]), location.database)
+        database = database_beside(self.spool_root / str(header["journal_id"]), location.database)
         return Journal.create(self.spool_root, {**header, "uri": location.shown, "database": database}), location
 
     def _reopened(self, handle: str) -> Journal | None:
         """Open the journal of a run to resume; None if there is none. Waits while `rl8x sync` is sending it."""
-        last = self.spool_folder if self._is_last(handle) else None
-        roots = [*(spool.parent for spool in (last, self.resumed_spool) if spool is not None), self.spool_root]
+        last = self.journal_folder if self._is_last(handle) else None
+        roots = [*(journal.parent for journal in (last, self.resumed_journal) if journal is not None), self.spool_root]
         folder = next((found for root in roots if (found := find_journal(root, handle)) is not None), None)
         if folder is None:
             return None
@@ -312,7 +312,7 @@ class MLflowTracker:
 
     @property
     def spool_root(self) -> Path:
-        """The folder for spools."""
+        """The folder for journals."""
         return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
 
     def finish(self, status: Status) -> None:
@@ -400,7 +400,7 @@ class MLflowTracker:
         self._append({"op": "describe", "text": text, "folder": folder})
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Log a copy of the current file or folder, without spools and artifacts of runs inside it.
+        """Log a copy of the current file or folder, without journals and artifacts of runs inside it.
 
         Raises:
             FileNotFoundError: The file or folder does not exist.
@@ -448,7 +448,7 @@ class MLflowTracker:
         finite = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
         about = model_about(
             description,
-            key=f"{self._running().header['spool_id']}/{file.split('/')[1]}",
+            key=f"{self._running().header['journal_id']}/{file.split('/')[1]}",
             name=name,
             step=metric_step(step),
             metrics=dict(self._names["metric"].legal(finite)),
@@ -467,7 +467,7 @@ class MLflowTracker:
             artifacts = run.location.artifact_root
             return keep(run.journal.folder, source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
-            _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
+            _log.warning("tracking: the artifact %s is not logged, as it cannot be copied (%s)", source, error)
             return None
 
     def log_text(self, text: str, artifact_file: str) -> None:

@@ -256,7 +256,7 @@ def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
         with _drawing:
             picture = Drawing("learning-curves", title, "", functools.partial(_draw, lines, clock))
             return drawing.png(picture, LIGHT, titled=True)
-    except Exception:  # such as a broken Matplotlib, or an edited spool
+    except Exception:  # such as a broken Matplotlib, or an edited journal
         _log.debug("tracking: the learning curves cannot be drawn", exc_info=True)
         return None
 

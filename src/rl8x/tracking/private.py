@@ -82,13 +82,13 @@ _MEMORY: Final = Path("/dev/shm")
 _migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
 
 
-def make_beside(database: Path, artifact_root: Path) -> None:
+def create_database(database: Path, artifact_root: Path) -> None:
     """Create a database atomically: write it under another name in the same folder, then rename it."""
-    beside = database.with_name(f".{database.name}.new")
-    for leftover in (beside, *_logs(beside)):
+    new = database.with_name(f".{database.name}.new")
+    for leftover in (new, *_logs(new)):
         leftover.unlink(missing_ok=True)
-    write_synced(beside, empty_tables())
-    with closing(sqlite3.connect(beside)) as connection:
+    write_synced(new, empty_tables())
+    with closing(sqlite3.connect(new)) as connection:
         # MLflow inserts this path into its SQL without escapes, which breaks on some quotes, colons and backslashes.
         default = (artifact_root.absolute() / "0").as_uri()
         connection.execute("UPDATE experiments SET artifact_location = ? WHERE experiment_id = 0", (default,))
@@ -99,7 +99,7 @@ def make_beside(database: Path, artifact_root: Path) -> None:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     for leftover in _logs(database):  # logs of a deleted database: sqlite would apply them to the new one
         leftover.unlink(missing_ok=True)
-    os.replace(beside, database)
+    os.replace(new, database)
 
 
 def _logs(database: Path) -> list[Path]:

@@ -31,7 +31,7 @@ STATUSES: tuple[Status, ...] = ("FINISHED", "FAILED", "KILLED")
 
 
 class TrackingError(ValueError):
-    """A tracking store, run or spool cannot be used as asked; the message says what to do."""
+    """A tracking store, run or journal cannot be used as asked; the message says what to do."""
 
 
 class StoreDownError(Exception):

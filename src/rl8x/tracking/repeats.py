@@ -156,10 +156,10 @@ class ServerRepeats(Repeats):
 
     def _known_at(self, step: int, values: Mapping[str, float]) -> Mapping[str, list[float]]:
         maybe = [name for name in values if step <= self._last.get(name, step - 1)]
-        told = {name: self._read(name).get(step, []) for name in maybe if self._has_newer or name.startswith(_TELLING)}
-        if told and not any(told.values()):
+        seen = {name: self._read(name).get(step, []) for name in maybe if self._has_newer or name.startswith(_TELLING)}
+        if seen and not any(seen.values()):
             return {}  # such as another evaluation at a step that the server has
-        return {name: told.get(name, [values[name]]) for name in maybe}
+        return {name: seen.get(name, [values[name]]) for name in maybe}
 
     def _read(self, name: str) -> dict[int, list[float]]:
         if name not in self._histories:

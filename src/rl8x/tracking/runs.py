@@ -17,13 +17,13 @@ from typing import Any
 from rl8x.output import counted, in_line
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
-from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir, shell_tracking_uri
+from rl8x.tracking.location import Location, database_beside, is_default, locate, mlruns_dir, shell_tracking_uri
 from rl8x.tracking.private import DatabaseRuns, RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable
 from rl8x.tracking.repeats import Point, left_behind
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore
+from rl8x.tracking.store import JOURNAL_TAG, MLflowStore
 
-HANDLE_PREFIX = "spool-"
+HANDLE_PREFIX = "journal-"
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -39,12 +39,12 @@ def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
 
 
 def find_journal(root: Path, handle: str) -> Path | None:
-    """Return the spool of the run to resume; None if it does not exist any more."""
+    """Return the journal of the run to resume; None if it does not exist any more."""
     if handle.startswith(HANDLE_PREFIX):
-        spool_id = handle.removeprefix(HANDLE_PREFIX)
-        if not spool_id.isalnum():
+        journal_id = handle.removeprefix(HANDLE_PREFIX)
+        if not journal_id.isalnum():
             raise TrackingError(f"not the handle of a run: {handle!r}")
-        folder = root / spool_id
+        folder = root / journal_id
         return folder if folder.is_dir() else None
     for folder in journal_folders(root):
         with contextlib.suppress(TrackingError):
@@ -54,7 +54,7 @@ def find_journal(root: Path, handle: str) -> Path | None:
 
 
 def journal_folders(root: Path) -> list[Path]:
-    """Return the spools in a folder, the oldest first; the folder may be a spool itself."""
+    """Return the journals in a folder, the oldest first; the folder may be a journal itself."""
     if os.path.lexists(root / JOURNAL):
         return [root]
     times = {}
@@ -74,19 +74,19 @@ def unreadable(folder: Path) -> bool:
 
 
 def has_run(location: Location, handle: str) -> bool:
-    """Return whether an sqlite store has a run with this ID or spool ID; creates nothing, does not import mlflow."""
+    """Return whether an sqlite store has a run with this ID or journal ID; creates nothing, does not import mlflow."""
     if location.database is not None:
         with contextlib.suppress(sqlite3.Error):
-            return DatabaseRuns(location.database).has(handle, SPOOL_TAG, handle.removeprefix(HANDLE_PREFIX))
+            return DatabaseRuns(location.database).has(handle, JOURNAL_TAG, handle.removeprefix(HANDLE_PREFIX))
     return False
 
 
 class Whereabouts:
-    """The place of a run: its store, and the spool with the unsent part."""
+    """The place of a run: its store, and the journal with the unsent part."""
 
     def __init__(self, location: Location, journal: Journal, reason: str) -> None:
         self.location = location
-        self.ack, self.unsent, self.spool = journal.ack, journal.unsent(), journal.folder
+        self.ack, self.unsent, self.folder = journal.ack, journal.unsent(), journal.folder
         self.why = f" ({reason})" if reason else ""
         self._given_name = journal.header.get("run_name")
         self._database_beside = journal.header.get("database")
@@ -102,18 +102,18 @@ class Whereabouts:
         """Describe the place in words, one fact per line."""
         unsent, store = self.unsent, self.location.shown
         # A name that MLflow generates is known only after its answer.
-        name = self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name
+        name = self.ack.run_name or self._given_name or self.ack.run_id or HANDLE_PREFIX + self.folder.name
         name = f"run {in_line(name)}"
         lines = []
-        if unsent.lost:
-            lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
+        if unsent.lost_words:
+            lines.append(f"{name} has lost {unsent.lost_words}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
             missing = counted(unsent.num_rows, "row") if unsent.num_rows else "the last entry"
             lines.append(f"{missing} of {name} did not reach {store}{self.why}")
-            lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
+            lines.append(f"to send what waits in {shown_path(self.folder)}: {self.sync_command}")
         if unsent.num_rejected:
             entries = counted(unsent.num_rejected, "entry", "entries")
-            where = shown_path(self.spool / REJECTED)
+            where = shown_path(self.folder / REJECTED)
             again = f"to try again what is in {where}: {self.sync_command}"
             lines.append(f"{entries} of {name} could not be logged; {again}")
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
@@ -125,10 +125,10 @@ class Whereabouts:
     @property
     def sync_command(self) -> str:
         """The command that sends the unsent part, started in this folder, without a prompt."""
-        folder = shlex.quote(shown_path(self.spool))
-        if not (self._is_beside(self.spool) or is_default(self.location)):
+        folder = shlex.quote(shown_path(self.folder))
+        if not (self._is_beside(self.folder) or is_default(self.location)):
             return f"rl8x sync {folder} --to {self._typed_uri}"
-        return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
+        return "rl8x sync" if self.folder.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
 
     def resume_option(self, folder: Path) -> str:
         """Return the option by which `rl8x resume`, started here with a folder of checkpoints, finds the store."""
@@ -147,10 +147,10 @@ class Whereabouts:
         return shlex.quote(self.location.uri) if self.location.uri == self.location.shown else "URI"
 
     def _is_beside(self, folder: Path) -> bool:
-        """Return whether the database is `beside` a folder of the run, even if both were moved."""
+        """Return whether the database lies next to a folder of the run, even if both were moved."""
         if self._database_beside is not None and (folder.absolute() / str(self._database_beside)).exists():
             return True
-        return beside(folder.absolute(), self.location.database) is not None
+        return database_beside(folder.absolute(), self.location.database) is not None
 
 
 def shown_path(path: Path) -> str:
@@ -176,7 +176,7 @@ class RunReader:
         database = self._location.database
         if database is not None and not database.exists():
             raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
-        with self._told():
+        with self._tracking_errors():
             self._runs: _StoreRuns | DatabaseRuns
             self._runs = _StoreRuns(self._location) if database is None else DatabaseRuns(database)
 
@@ -194,7 +194,7 @@ class RunReader:
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
         run = readable(run)
-        with self._told():
+        with self._tracking_errors():
             runs = self._find("id", run) if run.isalnum() else []
             runs = runs or self._find("name", run)
             if not runs:
@@ -206,20 +206,20 @@ class RunReader:
             raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
         return runs[0]
 
-    def run_of_spool(self, handle: str) -> RunRecord | None:
-        """Find the run that was created for a spool, by the spool's handle or ID; None if there is none."""
-        spool_id = handle.removeprefix(HANDLE_PREFIX)
-        with self._told():
-            return next(iter(self._find("tag", SPOOL_TAG, spool_id) if spool_id.isalnum() else []), None)
+    def run_of_journal(self, handle: str) -> RunRecord | None:
+        """Find the run that was created for a journal, by its handle or ID; None if there is none."""
+        journal_id = handle.removeprefix(HANDLE_PREFIX)
+        with self._tracking_errors():
+            return next(iter(self._find("tag", JOURNAL_TAG, journal_id) if journal_id.isalnum() else []), None)
 
     def children(self, run_id: str) -> list[RunRecord]:
         """Return the child runs of a run, the oldest first."""
-        with self._told():
+        with self._tracking_errors():
             return self._find("tag", PARENT_TAG, run_id)
 
     def experiment(self, name: str) -> list[RunRecord]:
         """Return the runs of an experiment, given by its name or ID, the oldest first."""
-        with self._told():
+        with self._tracking_errors():
             experiments = self._runs.experiments()
             ids = {known: key for key, known in experiments.items()}
             if name not in ids and name not in experiments:
@@ -230,7 +230,7 @@ class RunReader:
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         """Return metrics of several runs, by metric name and run ID, without superseded points."""
         by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
-        with self._told():
+        with self._tracking_errors():
             left = {run_id: left_behind(tags) for run_id, tags in self._runs.tags(run_ids).items()}
             for run_id, point in self._runs.points(run_ids, names):
                 if not any(each.has(point.name, *_at(point)) for each in left[run_id]):
@@ -246,28 +246,28 @@ class RunReader:
     def entity(self, run: str) -> Any:
         """Return a run, an `mlflow.entities.Run`, by its ID or name. Imports mlflow."""
         run_id = self.run(run).id
-        with self._told():
+        with self._tracking_errors():
             return self._store.run(run_id)
 
     def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact of a run into a folder and return its path; None if there is none. Imports mlflow."""
-        with self._told():
+        with self._tracking_errors():
             return self._store.download(run_id, name, folder)
 
     def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
         """Log files to the folder `to` of a run's artifacts. Imports mlflow."""
-        with self._told():
+        with self._tracking_errors():
             store = self._store
             for file in files:
                 store.log_artifact(run_id, file, to)
 
     def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
         """Log a policy's file as a model of a run by `artifacts.log_model`; return its ID. Imports mlflow."""
-        with self._told():
+        with self._tracking_errors():
             return self._store.log_model(run_id, path, about)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _tracking_errors(self) -> Iterator[None]:
         try:
             yield
         except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:

@@ -29,12 +29,12 @@ from rl8x.tracking.protocol import (
     metric_step,
 )
 from rl8x.tracking.repeats import LeftBehind, LoggedRow, Point, ServerRepeats, left_behind
-from rl8x.tracking.store import DEFAULT_EXPERIMENT, MAX_PARAMS, SPOOL_TAG, MLflowStore, NewRun
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, JOURNAL_TAG, MAX_PARAMS, MLflowStore, NewRun
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 NOTE_TAG = "mlflow.note.content"  # the run's description on MLflow's page
 NOTE_DIGEST_TAG = "rl8x.description"
-_MOST_TOLD = 5  # superseded courses that the run's description mentions
+_MAX_MENTIONED = 5  # superseded courses that the run's description mentions
 _MAX_SAMPLES: Final = 10_000  # samples of the machine that wait while the store is down
 TRIES = 3
 _FULL = "database or disk is full|could not extend file"  # messages of sqlite and PostgreSQL
@@ -117,16 +117,16 @@ class Sender:
         """Find or create the run. `create_run` is not idempotent, so after an attempt, search before creating."""
         header = self.journal.header
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
-        spec = NewRun(header["spool_id"], *fields, start_time=header["t"])
+        spec = NewRun(header["journal_id"], *fields, start_time=header["t"])
         may_exist = self.journal.ack.attempted or not self._fresh
-        run_ids = self.store.find_runs(spec.spool_id) if may_exist else []
+        run_ids = self.store.find_runs(spec.journal_id) if may_exist else []
         if run_ids:
             run_id = run_ids[0]
         else:
             self.journal.acknowledge(attempted=True)
             run_id = self._create(spec)
         if may_exist:  # a request without an answer may have created an empty run
-            for other in self.store.find_runs(spec.spool_id):
+            for other in self.store.find_runs(spec.journal_id):
                 if other != run_id and not self.store.last_steps(other):
                     self.store.delete_run(other)
         return run_id
@@ -149,7 +149,7 @@ class Sender:
             return run_id
         raise StoreDownError(str(refused))
 
-    def begin_anew_where_gone(self) -> None:
+    def restart_if_gone(self) -> None:
         """Restart from the first row if the store lacks the run, such as a database in place of a deleted one."""
         ack = self.journal.ack
         if ack.run_id is None:
@@ -171,8 +171,8 @@ class Sender:
     def _check_writes(self) -> None:
         """Check that the store works: write an existing tag by the kind of request for metrics, params and tags."""
         self.store.check_run(self.run_id)
-        spool_id = self._tags().get(SPOOL_TAG, str(self.journal.header["spool_id"]))
-        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
+        journal_id = self._tags().get(JOURNAL_TAG, str(self.journal.header["journal_id"]))
+        self.store.set_tags(self.run_id, {JOURNAL_TAG: journal_id})
 
     def _finish(self, status: str, end_time: int) -> None:
         """Set the final status, or only a tag for a run that the user started."""
@@ -456,7 +456,7 @@ class Sender:
     def _apply_describe(self, op: Op) -> None:
         """Replace the description, unless the user has changed it."""
         if not self.is_over:
-            left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MOST_TOLD:])
+            left = "".join(f"\n\n{each}" for each in left_behind(self._tags())[-_MAX_MENTIONED:])
             text, folder = op["text"], op.get("folder")
             name = self.journal.ack.name_word(self._is_default)
             text = text.replace(f" {folder}", f" {name}") if name and folder else text

@@ -67,23 +67,23 @@ class Shipper:
         self._environment: Mapping[str, str] = dict(os.environ)
         self._guard = threading.Lock()
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def handle(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the training process."""
-        key = str(told["journal"])
+        key = str(message["journal"])
         with self._guard:
             tail = self._tails.get(key)
-        if told["do"] == "send":
-            self._adopt(told["env"])
-            sys.argv = list(told["argv"])  # MLflow takes the run's source from it
-            if tail is None or not tail.tell(told):
+        if message["do"] == "send":
+            self._adopt(message["env"])
+            sys.argv = list(message["argv"])  # MLflow takes the run's source from it
+            if tail is None or not tail.accept(message):
                 with self._guard:
                     self._tails = {name: other for name, other in self._tails.items() if other.is_alive()}
-                    self._tails[key] = tail = Tail(told)
+                    self._tails[key] = tail = Tail(message)
                 tail.start()
-        elif tail is not None and told["do"] == "lines":
-            tail.add_lines(told["lines"])
+        elif tail is not None and message["do"] == "lines":
+            tail.add_lines(message["lines"])
         elif tail is not None:
-            tail.closed = tail.closed or told["do"] == "close"
+            tail.closed = tail.closed or message["do"] == "close"
             tail.wake.set()
 
     def _adopt(self, wanted: Mapping[str, str]) -> None:
@@ -122,30 +122,30 @@ class Shipper:
 class Tail(threading.Thread):
     """Sends one journal as it grows."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, message: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         self.wake = threading.Event()
         self.orphaned = False
         self._guard = threading.Lock()
         self._is_over = False
-        self._folder = Path(told["folder"])
+        self._folder = Path(message["folder"])
         self._lines: deque[tuple[int, bytes]] = deque()
         self._last_number = 0
         self._journal: SendingJournal | None = None
         self._sender: Sender | None = None
         self._store: MLflowStore | None = None
         self._failures = 0
-        self.tell(told)
+        self.accept(message)
 
-    def tell(self, told: Mapping[str, Any]) -> bool:
+    def accept(self, message: Mapping[str, Any]) -> bool:
         """Take a message, maybe a further one, about the journal; return False if this thread has come to its end."""
         sampler: SystemSampler | None = None
-        if told["sample"] is not None:
+        if message["sample"] is not None:
             with contextlib.suppress(Exception):  # the process may be gone
-                sampler = SystemSampler(told["pid"], told["sample"])
+                sampler = SystemSampler(message["pid"], message["sample"])
         with self._guard:
             if not self._is_over:
-                self._told, self._sampler, self.closed = told, sampler, False
+                self._message, self._sampler, self.closed = message, sampler, False
         self.wake.set()
         return not self._is_over
 
@@ -156,10 +156,10 @@ class Tail(threading.Thread):
                 if number > self._last_number:
                     self._last_number = number
                     self._lines.append((number, line.encode()))
-        self._note_ending()
+        self._record_ending()
         self.wake.set()
 
-    def _note_ending(self) -> None:
+    def _record_ending(self) -> None:
         with self._guard:
             lines, journal = list(self._lines), self._journal
             op = decode(lines[-1][1]) if lines else {}
@@ -189,12 +189,12 @@ class Tail(threading.Thread):
         while not self._is_over:
             self.wake.wait(wait_s)
             self.wake.clear()
-            told = self._told
+            message = self._message
             wait_s = self._try()
             with self._guard:
-                self._is_over = wait_s < 0 and self._told is told
+                self._is_over = wait_s < 0 and self._message is message
             wait_s = max(0.0, wait_s)
-        self._let_go()
+        self._release()
         database = self._location.database
         if database is not None and self._store is not None:
             merge_log(database)  # as this process exits without closing the database
@@ -210,11 +210,11 @@ class Tail(threading.Thread):
         except Exception as error:  # even a bug in rl8x must not stop training
             self._failures += 1
             journal.acknowledge(outage=hide(in_words(error)), tried=True)
-            self._note_ending()
+            self._record_ending()
             if self.orphaned:
                 return -1.0
             if self.closed:
-                self._let_go()
+                self._release()
             longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))
             return longest * random.uniform(0.5, 1.0)
         if self._failures or not journal.ack.tried or journal.ack.outage:
@@ -225,7 +225,7 @@ class Tail(threading.Thread):
         if self.closed:
             self._conclude(journal)
             return -1.0
-        return max(0.02, float(self._told["interval_s"]))
+        return max(0.02, float(self._message["interval_s"]))
 
     def _send(self, journal: SendingJournal) -> None:
         if self._store is None:
@@ -234,16 +234,16 @@ class Tail(threading.Thread):
                 raise StoreDownError(f"there is no database {location.database}")
             with _importing, contextlib.suppress(Exception):  # an error is raised again at the next import
                 import mlflow.entities  # noqa: F401
-            self._store = MLflowStore(location, request_timeout_s=self._told["timeout_s"])
+            self._store = MLflowStore(location, request_timeout_s=self._message["timeout_s"])
         if self._sender is None:
-            fresh = self._told["fresh"] and journal.ack.run_id is None and not journal.ack.attempted
-            options = {"fresh": fresh, "is_default": self._told["is_default"]}
+            fresh = self._message["fresh"] and journal.ack.run_id is None and not journal.ack.attempted
+            options = {"fresh": fresh, "is_default": self._message["is_default"]}
             self._sender = Sender(journal, self._store, new_tags=_source_tags, **options)
         self._sender.send_some()
 
     @property
     def _location(self) -> Location:
-        uri, database, root, guarded = self._told["location"]
+        uri, database, root, guarded = self._message["location"]
         return Location(uri, database and Path(database), root and Path(root), guarded)
 
     def _opened(self) -> SendingJournal | None:
@@ -254,7 +254,7 @@ class Tail(threading.Thread):
                     self._journal.lines = self._lines
         return self._journal
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release the sender's lock, so that `rl8x sync` may send the journal."""
         with self._guard:
             journal, self._journal, self._sender = self._journal, None, None
@@ -265,7 +265,7 @@ class Tail(threading.Thread):
         """End the run of a killed process, and remove or compact a journal that has been sent, as `rl8x sync` does."""
         if not (journal.ack.finished or self.orphaned):  # another process continues the run
             return
-        self._let_go()  # first, as the training process may be waiting for the lock
+        self._release()  # first, as the training process may be waiting for the lock
         if not journal.ack.finished or is_sent(journal.folder):
             store = self._store
             assert store is not None
@@ -295,7 +295,7 @@ def main(parent: int, database: str | None) -> None:
     threading.Thread(target=_prepare, args=(database and Path(database),), daemon=True).start()
     for line in sys.stdin.buffer:
         if line.endswith(b"\n"):  # otherwise the training process was killed while writing
-            shipper.take(json.loads(line))
+            shipper.handle(json.loads(line))
     shipper.join()
     os._exit(0)
 
@@ -307,17 +307,17 @@ Outcome = Literal["sent", "busy", "failed"]
 
 
 @dataclass(frozen=True)
-class SpoolReport:
-    """The outcome of sending one spool.
+class JournalReport:
+    """The outcome of sending one journal.
 
     Attributes:
-        folder: The spool.
-        outcome: "sent": the store has everything, and the spool is removed or compacted; "busy": another process
-            writes or sends the spool, or writes the original of this copy; "failed": the spool stays, see `message`.
+        folder: The journal.
+        outcome: "sent": the store has everything, and the journal is removed or compacted; "busy": another process
+            writes or sends the journal, or writes the original of this copy; "failed": it stays, see `message`.
         run_id: The run in the store, if there is one.
         num_rows: Number of rows sent by this call.
         message: Why sending failed, or a note; else empty.
-        num_rejected: Number of entries that could not be logged and remain in the spool.
+        num_rejected: Number of entries that could not be logged and remain in the journal.
     """
 
     folder: Path
@@ -336,41 +336,41 @@ class SpoolReport:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The outcome of sending all spools.
+    """The outcome of sending all journals.
 
     Attributes:
-        spools: A report for each.
+        journals: A report for each.
     """
 
-    spools: list[SpoolReport] = field(default_factory=list)
+    journals: list[JournalReport] = field(default_factory=list)
 
     @property
     def num_sent(self) -> int:
-        """Count the spools that are in the store now."""
-        return sum(report.outcome == "sent" for report in self.spools)
+        """Count the journals that are in the store now."""
+        return sum(report.outcome == "sent" for report in self.journals)
 
     @property
     def num_failed(self) -> int:
-        """Count the spools that could not be sent."""
-        return sum(report.outcome == "failed" for report in self.spools)
+        """Count the journals that could not be sent."""
+        return sum(report.outcome == "failed" for report in self.journals)
 
     @property
     def num_rejected(self) -> int:
         """Count the entries that could not be logged."""
-        return sum(report.num_rejected for report in self.spools)
+        return sum(report.num_rejected for report in self.journals)
 
     @property
     def num_busy(self) -> int:
-        """Count the spools that a live process sends itself."""
-        return sum(report.outcome == "busy" for report in self.spools)
+        """Count the journals that a live process sends itself."""
+        return sum(report.outcome == "busy" for report in self.journals)
 
     def __str__(self) -> str:
-        if not self.spools:
+        if not self.journals:
             return "nothing to send"
         head = f"{self.num_sent} sent, {self.num_failed} failed, {self.num_busy} busy"
         if self.num_rejected:
             head += f", {counted(self.num_rejected, 'entry', 'entries')} set aside"
-        return "\n".join([*map(str, self.spools), head])
+        return "\n".join([*map(str, self.journals), head])
 
 
 def sync(
@@ -380,18 +380,18 @@ def sync(
     allow: Callable[[Location], bool] = lambda location: False,
     connect: Callable[[Location], MLflowStore] = MLflowStore,
 ) -> SyncReport:
-    """Send everything that waits in spools whose process is gone.
+    """Send everything that waits in journals whose process is gone.
 
     A run whose process was killed gets the status KILLED, unless it has ended in the store by now. Sending arrived
-    entries again adds nothing. No database is created. If the store lacks a run that the spool has completely, the run
-    is sent from its first row.
+    entries again adds nothing. No database is created. If the store lacks a run of which the journal has all rows, the
+    run is sent from its first row.
 
     Args:
-        spool_dir: A spool, or a folder of spools; default `mlruns/spool` in the working directory.
+        spool_dir: A journal, or a folder of journals; default `mlruns/spool` in the working directory.
         to: Tracking URI of the store to send to. The default is each run's own store: the database next to the folder
-            of spools, even if both were moved, else the address that the spool names.
-        allow: Whether to send to a store that only a spool names: one that is neither next to the spools nor the one
-            that training would use here.
+            of journals, even if both were moved, else the address that the journal names.
+        allow: Whether to send to a store that only a journal names: one that is neither next to the journals nor the
+            one that training would use here.
         connect: Creates the store of a location.
 
     Raises:
@@ -399,7 +399,7 @@ def sync(
     """
     root = Path(spool_dir) if spool_dir is not None else mlruns_dir() / "spool"
     if spool_dir is not None and not root.is_dir():
-        raise TrackingError(f"there is no folder {root} with spools to send")
+        raise TrackingError(f"there is no folder {root} with journals to send")
     named = None if to is None else locate(to)
 
     def location_of(journal: SendingJournal) -> Location:
@@ -412,9 +412,9 @@ def sync(
 
 
 def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) -> Location:
-    """Return the store of a run; raise `TrackingError` if only the spool names it and `allow` refuses it."""
+    """Return the store of a run; raise `TrackingError` if only the journal names it and `allow` refuses it."""
     if "uri" not in journal.header:
-        raise TrackingError(f"the spool {journal.folder} does not say where its run belongs: `rl8x sync --to URI`")
+        raise TrackingError(f"the journal {journal.folder} does not say where its run belongs: `rl8x sync --to URI`")
     location = recorded_location(journal.folder, str(journal.header["uri"]), journal.header)
     own = is_users_own(location, journal.folder)
     if own and user_tracking_uri() is None:
@@ -431,7 +431,7 @@ _LocationOf = Callable[[SendingJournal], Location]
 _Connect = Callable[[Location], MLflowStore]
 
 
-def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s: float = 0.0) -> SpoolReport | None:
+def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s: float = 0.0) -> JournalReport | None:
     """Send a journal and report; None if it had arrived already."""
     lock = FolderLock(folder)
     try:
@@ -440,7 +440,7 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
             raise JournalInUseError(f"the journal {folder} is in use by {lock.owner()}; try again when that has ended")
         if not (folder / JOURNAL).lstat().st_size and not os.path.lexists(folder / FILES):
             remove(folder)  # its process was killed before it wrote anything
-            return SpoolReport(folder, "sent", message="nothing was logged")
+            return JournalReport(folder, "sent", message="nothing was logged")
         check_is_no_copy(folder, read_header(folder))
         journal = None if is_sent(folder) else SendingJournal.open(folder, _SHIPPER_WAIT_S)
         if is_sent(folder):
@@ -453,16 +453,16 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
             raise JournalInUseError(f"the journal {folder} {rest}")
         return _sent(journal, location_of, connect)
     except JournalInUseError as error:
-        return SpoolReport(folder, "busy", message=str(error))
+        return JournalReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever is in this folder, the others are sent
         if not os.path.lexists(folder / JOURNAL) and not unreadable(folder):
-            return SpoolReport(folder, "busy", message="another process has just sent it")
-        return SpoolReport(folder, "failed", message=in_words(error))
+            return JournalReport(folder, "busy", message="another process has just sent it")
+        return JournalReport(folder, "failed", message=in_words(error))
     finally:
         lock.release()
 
 
-def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) -> SpoolReport:
+def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) -> JournalReport:
     """Send a journal whose process is gone, with the entries that were set aside."""
     sender, message = None, ""
     try:
@@ -473,7 +473,7 @@ def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) 
                 "makes a new one in its folder"
             )
         sender = Sender(journal, connect(location), late=True)
-        sender.begin_anew_where_gone()
+        sender.restart_if_gone()
         sender.send_all()
         sender.end_killed()
     except Exception as error:
@@ -489,4 +489,4 @@ def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) 
         entries = counted(len(rejected), "entry", "entries")
         message = f"{entries} could not be logged, see {folder / REJECTED}: {rejected.reason}"
     num_rows = sender.num_rows if sender else 0
-    return SpoolReport(folder, outcome, journal.ack.run_id, num_rows, message, len(rejected))
+    return JournalReport(folder, outcome, journal.ack.run_id, num_rows, message, len(rejected))

@@ -36,10 +36,10 @@ FIRST_CONTACT_S: Final = 60.0  # time for importing mlflow and creating a databa
 SILENT_S: Final = 5  # without a heartbeat, the store counts as down
 KILL_S: Final = 60  # without a heartbeat, the shipper is killed and replaced
 _END_S: Final = 1.0
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 # Defaults of the shipper's options for a run: seconds until an HTTP request fails, between two reads of the journal and
 # between two samples of the machine (None: no samples); whether the store cannot have the run yet.
-TOLD: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
+SHIPPER_OPTIONS: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
@@ -48,7 +48,7 @@ class OpenRun:
 
     One warning is logged for each outage, and one line when it is over; meanwhile rows wait in the journal. This class
     ends a run whose tracker, `owner`, is garbage-collected, or that is open when the interpreter exits.
-    `keeps_status` leaves the status of a run that is over; `told` has further options for the shipper.
+    `keeps_status` leaves the status of a run that is over; `options` are further options of the shipper.
     """
 
     def __init__(
@@ -60,29 +60,29 @@ class OpenRun:
         keeps_status: bool = False,
         finish_timeout_s: float = 30.0,
         outage_timeout_s: float = 5.0,
-        **told: object,
+        **options: object,
     ) -> None:
-        """Open the run and tell the shipper about its journal."""
+        """Open the run and connect its journal to the shipper."""
         self.journal, self.location = journal, location
         self.keeps_status = keeps_status
         self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
-        self._told = {**TOLD, **told}
+        self._options = {**SHIPPER_OPTIONS, **options}
         self._owner = None if owner is None else weakref.ref(owner)
         self._appending = threading.RLock()
         self.last_call = LastCall()
         self.outage = ""  # why the store is down; empty if it works
-        self._ended = self._is_left = False
+        self._ended = self._is_closed = False
         self._answered_at = time.monotonic()
         self._progress = (0, 0)
-        self._shipper: _Shipper | None = None
+        self._shipper: _ShipperProcess | None = None
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
         self._named: set[str] = set()
         self._num_rejected = journal.ack.rejected
         for other in list(_open):
-            other.last_call.look()  # before another error replaces the one that ended that run
+            other.last_call.note_error()  # before another error replaces the one that ended that run
         _open.add(self)
-        self._tell()
-        _watch()
+        self._connect()
+        _start_watcher()
 
     def append(self, op: Mapping[str, object]) -> None:
         """Append an op to the journal, unless the run has ended, as for a thread that still runs at exit."""
@@ -102,19 +102,19 @@ class OpenRun:
             self._ended = True
             status = status or self.last_call.status(at_exit=True)
             self.journal.end({"op": "finish", "status": None if self.keeps_status else status, "t": time_ms})
-        self._say("hurry")
+        self._send_message("hurry")
 
-    def _tell(self) -> None:
-        """Tell the shipper about the journal, and start the shipper if it does not run."""
+    def _connect(self) -> None:
+        """Have the shipper send the journal; start the shipper if it does not run."""
         try:
             self._shipper = _started(self.location.database)
         except (OSError, RuntimeError) as error:
-            self._note(f"the process that talks to MLflow cannot be started: {error}")
+            self._note_outage(f"the process that talks to MLflow cannot be started: {error}")
             return
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
         # The store's URI, which may have a password, goes through the pipe. MLflow takes the run's source from the
         # current arguments, and credentials from the current environment.
-        self._say(
+        self._send_message(
             "send",
             folder=str(self.journal.folder),
             location=dataclasses.astuple(self.location),
@@ -122,44 +122,46 @@ class OpenRun:
             pid=os.getpid(),
             argv=sys.argv,
             env=dict(os.environ),
-            **self._told,
+            **self._options,
         )
 
-    def _say(self, do: str, **about: object) -> None:
+    def _send_message(self, do: str, **about: object) -> None:
         if self._shipper is not None:
-            self._shipper.tell({"do": do, "journal": str(self.journal.header["spool_id"]), **about})
+            self._shipper.send({"do": do, "journal": str(self.journal.header["journal_id"]), **about})
 
     def _send_lines(self) -> None:
         """Send lines that the disk refuses to the shipper; they reach the disk or MLflow, whichever is first."""
         lines = self.journal.waiting(self._sent_number)
         if lines and self._shipper is not None:
             self._sent_number = lines[-1][0]
-            self._say("lines", lines=[(number, line.decode()) for number, line in lines])
+            self._send_message("lines", lines=[(number, line.decode()) for number, line in lines])
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Do the checks that are due once a second."""
-        self.last_call.look()
+        self.last_call.note_error()
         is_collected = self._owner is not None and self._owner() is None
         if is_collected:
             self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
-        self.journal.look()
+        self.journal.drain()
         if self.journal.num_waiting > (0 if self._ended else MAX_MEMORY_LINES // 2):
             self._send_lines()
         self._check_shipper()
-        self._hear()
-        if is_collected and (self.has_arrived or self._is_away(self.outage_timeout_s)):
-            self._leave()
+        self._report()
+        if is_collected and (self.has_arrived or self._is_down(self.outage_timeout_s)):
+            self._close()
 
     def _check_shipper(self) -> None:
         """Count seconds without a heartbeat; kill a shipper that is silent for long, and replace one that is gone."""
         with self._appending:
             shipper = self._shipper
-            if self._is_left:  # otherwise a closed journal would be sent again
+            if self._is_closed:  # otherwise a closed journal would be sent again
                 return
             if shipper is None or shipper.is_gone():
                 if shipper is not None and not self.has_arrived:
-                    self._note(f"the process that talks to MLflow is gone (exit status {shipper.popen.returncode})")
-                self._tell()
+                    self._note_outage(
+                        f"the process that talks to MLflow is gone (exit status {shipper.popen.returncode})"
+                    )
+                self._connect()
                 return
             shipper.pump()
             beat = self.journal.ack.beat
@@ -171,12 +173,12 @@ class OpenRun:
                 if self._silent_s >= KILL_S:
                     shipper.popen.kill()
 
-    def _hear(self) -> None:
+    def _report(self) -> None:
         """Read the acknowledgement; log the beginning and end of an outage, and rejected entries."""
         with self._appending:  # otherwise a waiting thread and the watcher would both log
             ack = self.journal.ack
             reason = ack.outage
-            if self._shipper is None:  # it could not be started, as `_tell` has noted
+            if self._shipper is None:  # it could not be started, as `_connect` has noted
                 reason = self.outage
             elif self._silent_s >= SILENT_S:
                 pid = self._shipper.popen.pid
@@ -184,7 +186,7 @@ class OpenRun:
             progress = (ack.offset, ack.memory)
             if not reason or progress != self._progress:
                 self._answered_at, self._progress = time.monotonic(), progress  # no outage: as if it had answered
-            self._note(reason)
+            self._note_outage(reason)
             path = self.journal.folder / REJECTED
             for entry in read_rejected(path) if ack.rejected > self._num_rejected else ():
                 name = name_of(entry["rejected"])
@@ -195,7 +197,7 @@ class OpenRun:
                     _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, why, where)
             self._num_rejected = ack.rejected
 
-    def _note(self, reason: str) -> None:
+    def _note_outage(self, reason: str) -> None:
         if reason and not self.outage:
             rest = f"training goes on and rows wait in {self.journal.folder}"
             _log.warning("tracking: %s does not take rows (%s); %s", self.location.shown, reason, rest)
@@ -227,19 +229,19 @@ class OpenRun:
         pause_s, hurried = 0.002, 0.0
         while not done():
             now = time.monotonic()
-            self._hear()
-            if now - begin >= bound or self._is_away(outage_timeout_s, begin):
+            self._report()
+            if now - begin >= bound or self._is_down(outage_timeout_s, begin):
                 return done()
             if now - hurried > 0.2:  # skips the pause before the shipper's next try
                 hurried = now
-                self._say("hurry")
+                self._send_message("hurry")
                 if self._shipper is None or self._shipper.is_gone():
                     self._check_shipper()
             time.sleep(pause_s)
             pause_s = min(0.05, 1.5 * pause_s)
         return True
 
-    def _is_away(self, timeout_s: float, begin: float = 0.0) -> bool:
+    def _is_down(self, timeout_s: float, begin: float = 0.0) -> bool:
         """Return whether the store has been down for `timeout_s` seconds, counted from `begin` at the earliest."""
         return self.outage != "" and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
@@ -252,37 +254,39 @@ class OpenRun:
             if not self.wait(lambda: self.has_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin):
                 self.outage = self.outage or f"it took longer than {self.finish_timeout_s:g} s"
         finally:  # a second Ctrl-C ends the waiting
-            self._leave()
+            self._close()
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         """Close the journal, warn of unsent entries, and let the shipper end if no run needs it.
 
         The shipper continues to send the rest. The run counts as open until the warning, so that Python's exit waits.
         """
         with self._appending:
-            if self._is_left:
+            if self._is_closed:
                 return
-            self._is_left = True
+            self._is_closed = True
             if self._silent_s >= SILENT_S and self._shipper is not None:
                 self._shipper.popen.kill()  # otherwise its lock would block `rl8x sync`
-            self._say("close")
+            self._send_message("close")
             self.journal.close()
             self._warn_of_rest()
         _open.discard(self)
-        shipper = None if _keeps else _unused()
+        shipper = None if _is_kept else _release_unused()
         if shipper is not None:
             shipper.end()
 
     def _warn_of_rest(self) -> None:
         where, store = Whereabouts(self.location, self.journal, self.outage), self.location.shown
-        if where.unsent.lost:
-            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", where.unsent.lost, store)
+        if where.unsent.lost_words:
+            _log.warning(
+                "tracking: the run has lost %s: neither the disk nor %s took them", where.unsent.lost_words, store
+            )
         elif where.unsent.num_rows or where.unsent.num_others:
             rest = f"it is in {self.journal.folder}, and `{where.sync_command}` sends it"
             _log.warning("tracking: not all of the run has reached %s%s; %s", store, where.why, rest)
 
 
-class _Shipper:
+class _ShipperProcess:
     """The shipper's process and the pipe to it. Writes to the pipe never block, since the process may be stopped."""
 
     def __init__(self, database: Path | None) -> None:
@@ -303,7 +307,7 @@ class _Shipper:
         self._left = bytearray()
         self._guard = threading.RLock()
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message as far as the pipe has room; `pump` sends the rest."""
         with self._guard:
             if not (message["do"] == "hurry" and self._left):
@@ -336,7 +340,7 @@ class _Shipper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.0)
 
-    def leave_to_parent(self) -> None:
+    def close_in_child(self) -> None:
         """Close the copy of the pipe in a child that was forked from the owner of the shipper."""
         self._guard = threading.RLock()
         self._stdin.close()
@@ -345,16 +349,16 @@ class _Shipper:
 
 _open: set[OpenRun] = set()  # runs that have not been left: not finished, or collected and not yet arrived
 _guard = threading.RLock()
-_shared: _Shipper | None = None
-_keeps = False
+_shared: _ShipperProcess | None = None
+_is_kept = False
 _watcher: threading.Thread | None = None
 
 
-def _started(database: Path | None) -> _Shipper:
+def _started(database: Path | None) -> _ShipperProcess:
     global _shared
     with _guard:
         if _shared is None or _shared.is_gone():
-            _shared = _Shipper(database)
+            _shared = _ShipperProcess(database)
         return _shared
 
 
@@ -366,20 +370,20 @@ def start_early(database: Path | None) -> None:
 
 def keep_shipper() -> None:
     """Keep the shipper until this process ends, so that successive runs wait only once for the import of MLflow."""
-    global _keeps
-    _keeps = True
+    global _is_kept
+    _is_kept = True
 
 
 def end_unused() -> None:
     """Kill the shipper if it was started early and no run needs it."""
-    shipper = _unused()
+    shipper = _release_unused()
     if shipper is not None:
         shipper.popen.kill()  # it has no open files, and would otherwise first complete an import
         with contextlib.suppress(subprocess.TimeoutExpired):
             shipper.popen.wait(_END_S)
 
 
-def _unused() -> _Shipper | None:
+def _release_unused() -> _ShipperProcess | None:
     """Return the shipper and forget it if no run needs it, else None."""
     global _shared
     with _guard:
@@ -388,22 +392,22 @@ def _unused() -> _Shipper | None:
         return shipper
 
 
-def _watch() -> None:
+def _start_watcher() -> None:
     """Start the thread that checks open runs, if it does not run; it ends when no run is open."""
     global _watcher
     with _guard:
         if _watcher is None:
-            _watcher = threading.Thread(target=_look_after_all, name="rl8x-tracking", daemon=True)
+            _watcher = threading.Thread(target=_check_all, name="rl8x-tracking", daemon=True)
             _watcher.start()
 
 
-def _look_after_all() -> None:
+def _check_all() -> None:
     global _watcher
     while True:
-        time.sleep(_LOOK_S)
+        time.sleep(_CHECK_S)
         for run in list(_open):
             try:
-                run.look()
+                run.check()
             except Exception:  # even a bug in rl8x must not stop training
                 _log.debug("tracking: unexpected error", exc_info=True)
         with _guard:
@@ -422,20 +426,20 @@ def _end_at_exit() -> None:
         run.finish(begin)
 
 
-def _leave_to_parent() -> None:
+def _close_in_child() -> None:
     """Close a forked child's copies of pipe and journals; an open pipe would keep the shipper alive for too long."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
     if _shared is not None:
-        _shared.leave_to_parent()
+        _shared.close_in_child()
     for run in _open:
-        run.journal.release_in_child()
+        run.journal.close_in_child()
     _open.clear()
     _shared = None
 
 
 atexit.register(_end_at_exit)
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class LastCall:
@@ -456,7 +460,7 @@ class LastCall:
         self._error_before = id(getattr(sys, "last_value", None))
         self._status: Status | None = None
 
-    def look(self) -> None:
+    def note_error(self) -> None:
         """Remember an exception that interrupted the code that logged last, before another exception replaces it."""
         error: BaseException | None = getattr(sys, "last_value", None)
         if error is None or id(error) == self._error_before:
@@ -466,7 +470,7 @@ class LastCall:
 
     def status(self, *, at_exit: bool) -> Status:
         """Return the status of the run; `at_exit` says that the interpreter exits now, which ends daemon threads."""
-        self.look()
+        self.note_error()
         thread = self._thread()
         if self._status is None and at_exit and thread is not None and thread.daemon and thread.ident is not None:
             is_cut_off = self._code in [frame.f_code for frame in _frames(sys._current_frames().get(thread.ident))]

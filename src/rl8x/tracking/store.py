@@ -21,8 +21,8 @@ from rl8x.tracking.locks import FileLock
 from rl8x.tracking.pages import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.private import (
     add_past_points,
+    create_database,
     has_tables,
-    make_beside,
     prepare_artifacts,
     rename_left,
     reopen_database,
@@ -32,7 +32,7 @@ from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
 from rl8x.tracking.secrets import hide, showable
 
 DEFAULT_EXPERIMENT = "rl8x"
-SPOOL_TAG = "rl8x.spool_id"
+JOURNAL_TAG = "rl8x.journal_id"
 MAX_METRICS = 1000  # points per call of MLflow
 # Points per transaction of a local database, where only the newest points go through MLflow. A point costs half as much
 # as in calls of 1000.
@@ -53,7 +53,7 @@ _silenced: list[logging.Logger] = []
 class NewRun(NamedTuple):
     """The fields of a new run; `start_time` is in milliseconds since 1970."""
 
-    spool_id: str
+    journal_id: str
     experiment: str | None
     experiment_id: str | None
     run_name: str | None
@@ -70,7 +70,7 @@ def ensure_database(location: Location) -> None:
     with FileLock(database.with_name(f".{database.name}.lock")) as lock:
         try:
             if not has_tables(database):
-                make_beside(database, location.artifact_root or Path("mlruns"))
+                create_database(database, location.artifact_root or Path("mlruns"))
         finally:
             lock.path.unlink(missing_ok=True)  # the folder may be the user's own, under version control
 
@@ -151,14 +151,14 @@ class MLflowStore:
         """Return a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
-    def find_runs(self, spool_id: str) -> list[str]:
-        """Return the IDs of the runs created for a spool, in any experiment, the oldest first."""
-        runs = self.search(None, f"tags.`{SPOOL_TAG}` = '{spool_id}'")
+    def find_runs(self, journal_id: str) -> list[str]:
+        """Return the IDs of the runs created for a journal, in any experiment, the oldest first."""
+        runs = self.search(None, f"tags.`{JOURNAL_TAG}` = '{journal_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: NewRun, tags: Mapping[str, str] = MappingProxyType({})) -> str:
         """Create a run with these tags and return its ID."""
-        about = (self._experiment_id(spec), spec.start_time, {**tags, SPOOL_TAG: spec.spool_id}, spec.run_name)
+        about = (self._experiment_id(spec), spec.start_time, {**tags, JOURNAL_TAG: spec.journal_id}, spec.run_name)
         return str(self._call(self._client.create_run, *about).info.run_id)
 
     def _experiment_id(self, spec: NewRun) -> str:

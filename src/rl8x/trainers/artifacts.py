@@ -78,7 +78,7 @@ def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
 def stored_run(checkpoint: Checkpoint, tracking_uri: str | None) -> tuple[RunReader, str]:
     """Find a checkpoint's run, which may have ended, in the MLflow store; return a reader of the store and its ID."""
     run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
-    record = reader.run_of_spool(str(run["handle"])) if run["id"] is None else reader.run(run["id"])
+    record = reader.run_of_journal(str(run["handle"])) if run["id"] is None else reader.run(run["id"])
     if record is None:
         raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")
     return reader, record.id

@@ -24,7 +24,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import flatten_params, qualified_name
 from rl8x.checkpoint import Checkpoint, listed
 from rl8x.checkpoint.files import Resolved
-from rl8x.checkpoint.load import CHECKPOINTS_TAG, names_in, problems_of, resolve, spool_of
+from rl8x.checkpoint.load import CHECKPOINTS_TAG, journal_of, names_in, problems_of, resolve
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import RANKS, gathered, num_ranks
 from rl8x.config.describe import run_spec
@@ -36,7 +36,7 @@ from rl8x.importing import import_named, is_dotted, keys_in, needs_word, texts
 from rl8x.output import counted, is_interactive
 from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
-from rl8x.tracking.location import beside
+from rl8x.tracking.location import database_beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
@@ -119,7 +119,7 @@ class Record:
         self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
         if isinstance(self.tracker, MLflowTracker):
-            self.tracker.resumed_spool = spool_of(checkpoint.path.parent, checkpoint.metadata)
+            self.tracker.resumed_journal = journal_of(checkpoint.path.parent, checkpoint.metadata)
             self.tracker.names_before = tracked["names"] or {}
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
@@ -358,19 +358,19 @@ class Record:
     def _tracked_run(self) -> dict[str, Any]:
         """Return metadata that identifies the tracked run, with paths relative to the folder of checkpoints."""
         tracker, directory = self.tracker, self.checkpoints.directory
-        spool: Path | None = getattr(tracker, "spool_folder", None)
+        journal: Path | None = getattr(tracker, "journal_folder", None)
         relative = None
-        if spool is not None and directory is not None:
-            relative = os.path.relpath(spool.resolve(), directory.resolve())
+        if journal is not None and directory is not None:
+            relative = os.path.relpath(journal.resolve(), directory.resolve())
         # The tracker names the database's original path; the folder of both may have been moved since.
         if directory is not None:
-            self._database = beside(directory, getattr(tracker, "database", None)) or self._database
+            self._database = database_beside(directory, getattr(tracker, "database", None)) or self._database
         return {
             "tracker": qualified_name(type(tracker)),
             "handle": tracker.resume_handle,
             "id": tracker.run_id,
             "location": tracker.location,
-            "spool": relative,
+            "journal": relative,
             "names": getattr(tracker, "names", None),
             "database": self._database,
         }
