@@ -27,7 +27,7 @@ MAX_NAMED: Final = 24
 """Maximum number of curves of single runs that a legend names."""
 Array = NDArray[np.float64]
 # Warnings already shown: a letter that the font lacks occurs in several figures, and each is drawn several times.
-_TOLD: Final[set[str]] = set()
+_WARNED: Final[set[str]] = set()
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
 _MAX_VALUES: Final = 64  # a parameter with more values is drawn in bins
@@ -111,8 +111,8 @@ def _style(theme: Theme) -> Iterator[None]:
     with matplotlib.rc_context(settings), warnings.catch_warnings(record=True) as caught:
         yield
     for each in caught:
-        if (text := str(each.message)) not in _TOLD:
-            _TOLD.add(text)
+        if (text := str(each.message)) not in _WARNED:
+            _WARNED.add(text)
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 

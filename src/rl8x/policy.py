@@ -245,7 +245,7 @@ class Policy(nn.Module):
         """
         return self.model.initial_state(num_envs)
 
-    def forgotten(self, num_envs: int) -> State:
+    def state_at_reset(self, num_envs: int) -> State:
         """Return the part of the initial state, `[num_envs, *]`, that is reset every `state_reset_every` steps.
 
         Args:

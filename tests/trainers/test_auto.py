@@ -173,7 +173,7 @@ class SlowCompiler:
 
     def __init__(self, monkeypatch, looks, meanwhile=lambda: None):
         self.left, self.meanwhile, self.waited = looks, meanwhile, []
-        monkeypatch.setattr(Compiler, "missing", lambda _, seconds=0.0: self.missing(seconds))
+        monkeypatch.setattr(Compiler, "num_missing", lambda _, seconds=0.0: self.missing(seconds))
 
     def missing(self, seconds):
         self.waited.append(seconds)

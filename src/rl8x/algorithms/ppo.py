@@ -255,7 +255,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         if self.policy.value_moments is not None:
             # Before the update, so that it and the next collect have the same units.
             self.policy.value_moments.update(targets, valid)
-        return self._made(advantages, targets), explained
+        return self._named(advantages, targets), explained
 
     def _estimated(self, data: Mapping[str, Tensor], values: Tensor) -> tuple[Tensor, Tensor]:
         """Return advantages, normalised if so configured, and returns, `[horizon, num_envs]` each."""
@@ -276,7 +276,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             advantages = (advantages - mean.to(advantages.dtype)) / (var.sqrt().to(advantages.dtype) + 1e-8)
         return advantages, targets
 
-    def _made(self, advantages: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _named(self, advantages: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return the results of `_estimated` as updates read them, `[horizon, num_envs]` each, by name."""
         moments = self.policy.value_moments
         return {keys.ADVANTAGES: advantages, keys.RETURNS: targets if moments is None else moments.normalize(targets)}
@@ -418,7 +418,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         rollout, horizon = self.rollout, self.config.horizon
         values, final_values = self._present_values()
         data = {name: rollout[name][:horizon] for name in rollout.tensors} | {keys.FINAL_VALUES: final_values}
-        self.pack.renew(self._made(*self._estimated(data, values)))
+        self.pack.renew(self._named(*self._estimated(data, values)))
 
     def _present_values(self) -> tuple[Tensor, Tensor]:
         """Compute the values of a rollout's observations again, each sequence from its stored state, as updates do."""

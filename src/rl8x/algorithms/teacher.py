@@ -169,7 +169,7 @@ class Guided(nn.Module):
         age = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         return state | ({_AGE: age} if self.teacher.state_reset_every else {})
 
-    def forgotten(self, num_envs: int) -> State:
+    def state_at_reset(self, num_envs: int) -> State:
         """Return the student's initial state alone, each `[num_envs, *]`: the teacher's resets at its own interval."""
         return self.student.initial_state(num_envs)
 

@@ -93,16 +93,16 @@ def doctor() -> int:
         "tracking": lambda: _tracking(broken),
     }
     for name, lines in sections.items():
-        for head, line in itertools.zip_longest([name], _told(lines), fillvalue=""):
+        for head, line in itertools.zip_longest([name], _lines_or_error(lines), fillvalue=""):
             click.echo(f"{head:<10}{line}")
-    click.echo("\n".join(["", *_told(lambda: _features(requirements)), ""]))
+    click.echo("\n".join(["", *_lines_or_error(lambda: _features(requirements)), ""]))
     for line in broken:
         click.echo(f"broken: {hidden(line)}")
     click.echo("something essential is broken" if broken else "everything essential works")
     return 1 if broken else 0
 
 
-def _told(lines: Callable[[], list[str]]) -> list[str]:
+def _lines_or_error(lines: Callable[[], list[str]]) -> list[str]:
     """Return the lines of one section, or a line with its error, so that the other sections are still printed."""
     try:
         return [hidden(line) for line in lines()]

@@ -172,13 +172,13 @@ class Compiler:
             self.say(f"waiting for the compiler; {later}")
             self.say = None
         while key in self._requested:
-            self.missing(None)
+            self.num_missing(None)
         library = self.artifacts.library(key)
         if key in self._failed or not library.exists():
             raise RuntimeError(self._failed.get(key, "the compiler's process ended, or its folder was emptied"))
         return library
 
-    def missing(self, seconds: float | None = 0.0) -> int:
+    def num_missing(self, seconds: float | None = 0.0) -> int:
         """Return the number of requested programs that are still missing, after `seconds` or once one more is done.
 
         None waits without limit. If the process has ended, nothing is missing: `library` then raises.

@@ -155,7 +155,7 @@ class Execution:
             return False
         changes = step >= self.starts_at
         if not self.waits:
-            there = self.prepares and prepared and not compiler().missing()
+            there = self.prepares and prepared and not compiler().num_missing()
             changes = ranks().all("whether the programs are there", there)
             self.starts_at = step if changes else 0
         self.prepares = not changes

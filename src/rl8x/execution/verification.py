@@ -71,26 +71,26 @@ def verdict(program: Call, function: Call, held: Sequence[Tensor], check: Check,
     turned = items if check.kind == "step" else ()  # all items of a copy are in its row
     pairs = [_Pair(f"result {i}", *both) for i, both in enumerate(zip(got, wanted, strict=True))]
     pairs = [pair.turned() for pair in pairs] if turned else pairs
-    for i, (mine, its, old) in enumerate(zip(got_after, after, before, strict=True)):
-        if mine is not old or its is not old:
-            pair = _Pair(f"tensor {i}", mine, its, old)
+    for i, (compiled, eager, old) in enumerate(zip(got_after, after, before, strict=True)):
+        if compiled is not old or eager is not old:
+            pair = _Pair(f"tensor {i}", compiled, eager, old)
             pairs.append(pair.turned() if i in turned else pair)
     differences = _of_step if check.kind == "step" else _of_update
-    worst = max(differences([pair for pair in pairs if pair.its.numel()], check.tolerance), default=(0.0, ""))
+    worst = max(differences([pair for pair in pairs if pair.eager.numel()], check.tolerance), default=(0.0, ""))
     return f"{check.name}: {worst[1]}" if worst[0] > 1.0 else ""
 
 
 class _Pair(NamedTuple):
-    """A tensor that a program (`mine`) and its function (`its`) returned or wrote, `[*]`; `old`: its value before."""
+    """A tensor, `[*]`, that a program (`compiled`) and its function (`eager`) returned, or wrote over an `old` one."""
 
     what: str
-    mine: Tensor
-    its: Tensor
+    compiled: Tensor
+    eager: Tensor
     old: Tensor | None = None
 
     def turned(self) -> _Pair:
         """Return the pair with the axis of a loop's items moved from `[items, *]` to `[*, items]`."""
-        return _Pair(self.what, self.mine.movedim(0, -1), self.its.movedim(0, -1))
+        return _Pair(self.what, self.compiled.movedim(0, -1), self.eager.movedim(0, -1))
 
 
 def _called(call: Call, held: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -109,51 +109,51 @@ def _called(call: Call, held: Sequence[Tensor], before: Sequence[Tensor]) -> tup
 
 def _of_step(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
     """Yield the excess of each tensor's error (above 1: too far off) and a text; tensors have a row for each copy."""
-    sizes = collections.Counter(pair.its.shape[0] for pair in pairs if pair.its.dim())
+    sizes = collections.Counter(pair.eager.shape[0] for pair in pairs if pair.eager.dim())
     rows = sizes.most_common(1)[0][0] if sizes else 1
     tables = [
-        _Pair(what, *(each.reshape(rows if each.shape[:1] == (rows,) else 1, -1) for each in (mine, its)))
-        for what, mine, its, _ in pairs
+        _Pair(what, *(each.reshape(rows if each.shape[:1] == (rows,) else 1, -1) for each in (compiled, eager)))
+        for what, compiled, eager, _ in pairs
     ]
     flips = torch.zeros(rows, 1, dtype=torch.bool)
-    for what, mine, its, _ in tables:
-        if not its.is_floating_point():
-            differs = mine.ne(its).any(1, keepdim=True).cpu()
-            if len(its) != rows and differs:
+    for what, compiled, eager, _ in tables:
+        if not eager.is_floating_point():
+            differs = compiled.ne(eager).any(1, keepdim=True).cpu()
+            if len(eager) != rows and differs:
                 yield math.inf, f"{what} differs"
             flips = flips | differs
     most, count = min(max(int(tolerance.rows * rows), tolerance.few), rows - 1), int(flips.sum())
     if count > most:
         yield math.inf, f"{count} of {rows} rows have other actions or flags"
         return
-    for what, mine, its, _ in tables:
-        if its.is_floating_point():
-            kept = ~flips.squeeze(1).to(its.device) if len(its) == rows else slice(None)
-            known = its[kept].double().nan_to_num(0.0, 0.0, 0.0)
+    for what, compiled, eager, _ in tables:
+        if eager.is_floating_point():
+            kept = ~flips.squeeze(1).to(eager.device) if len(eager) == rows else slice(None)
+            known = eager[kept].double().nan_to_num(0.0, 0.0, 0.0)
             usual, whole = known.square().mean(0).sqrt(), known.square().mean().sqrt()
             allowed = tolerance.number * (usual + _OF_WHOLE * whole) + _LEAST
-            yield _off(what, _differences(mine[kept], its[kept]), allowed, tolerance.number)
+            yield _off(what, _differences(compiled[kept], eager[kept]), allowed, tolerance.number)
 
 
 def _of_update(pairs: Sequence[_Pair], tolerance: Tolerance) -> Iterator[tuple[float, str]]:
     """Yield the excess of each tensor's error in an update (above 1: too far off) and a text."""
-    for i, (what, mine, its, old) in enumerate(pairs):
-        if not its.is_floating_point():
-            yield 0.0 if torch.equal(mine, its) else math.inf, f"{what} differs"
-        elif old is None and (i == 0 or its.dim() <= 1) and its.numel() <= _MOST_METRICS:
-            allowed = (tolerance.metric * its.double().abs()).clamp(min=tolerance.least)
-            yield _off("a metric", _differences(mine, its), allowed, tolerance.metric)
+    for i, (what, compiled, eager, old) in enumerate(pairs):
+        if not eager.is_floating_point():
+            yield 0.0 if torch.equal(compiled, eager) else math.inf, f"{what} differs"
+        elif old is None and (i == 0 or eager.dim() <= 1) and eager.numel() <= _MOST_METRICS:
+            allowed = (tolerance.metric * eager.double().abs()).clamp(min=tolerance.least)
+            yield _off("a metric", _differences(compiled, eager), allowed, tolerance.metric)
         else:
-            known = its.double().nan_to_num(0.0, 0.0, 0.0)
+            known = eager.double().nan_to_num(0.0, 0.0, 0.0)
             change = known.norm() if old is None else (known - old).norm()
             allowed = tolerance.change * change + _OF_NORM * known.norm() + 1e-12
-            yield _off(what, _differences(mine, its).norm(), allowed, tolerance.change)
+            yield _off(what, _differences(compiled, eager).norm(), allowed, tolerance.change)
 
 
-def _differences(mine: Tensor, its: Tensor) -> Tensor:
+def _differences(compiled: Tensor, eager: Tensor) -> Tensor:
     """Return the distances of numbers, `[*]`; infinite where only one of two is finite."""
-    same = (mine == its) | (mine.isnan() & its.isnan())
-    return (mine.double() - its.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+    same = (compiled == eager) | (compiled.isnan() & eager.isnan())
+    return (compiled.double() - eager.double()).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
 
 
 def _off(what: str, differences: Tensor, allowed: Tensor, share: float) -> tuple[float, str]:

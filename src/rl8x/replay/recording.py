@@ -64,7 +64,7 @@ def record(
             actions = _drawn(obs, env)
         else:
             if policy.state_reset_every and len(slots) % policy.state_reset_every == 0:
-                state = {**state, **policy.forgotten(env.num_envs)}
+                state = {**state, **policy.state_at_reset(env.num_envs)}
             noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
             act = policy.act(obs, state, starts, noise)
             state = act.state

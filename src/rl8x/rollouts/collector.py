@@ -298,7 +298,7 @@ class Horizon:
         carry, cursor = self._carry_of(state)
         for t in range(0, rollout.horizon, span):
             if stepper.resets_state(t):
-                for name, value in stepper.policy.forgotten(stepper.env.num_envs).items():
+                for name, value in stepper.policy.state_at_reset(stepper.env.num_envs).items():
                     cursor.state[name].copy_(value)
             rollout.write_state(t, cursor.state)
             self._loop(*state, *[item[t : t + span] for item in items])

@@ -128,7 +128,7 @@ class Stepper:
         """Make a step for each pair of noise tensors; yield the cursor before it and the transition."""
         for t, (env_noise, policy_noise) in enumerate(noises):
             if self.resets_state(t):
-                cursor = cursor._replace(state={**cursor.state, **self.policy.forgotten(self.env.num_envs)})
+                cursor = cursor._replace(state={**cursor.state, **self.policy.state_at_reset(self.env.num_envs)})
             transition = self.step(carry, cursor, env_noise, policy_noise)
             yield cursor, transition
             carry, cursor = transition.carry, transition.cursor

@@ -397,7 +397,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Save a checkpoint and wait for the compiler; return the latest row, whose `stop_reason` may end the run."""
         execution, stats = self.algorithm.execution, TrainStats(self.train_step.row)
         self.algorithm.prepare()
-        missing = max(ranks().share("programs that are missing", compiler().missing()))
+        missing = max(ranks().share("programs that are missing", compiler().num_missing()))
         if missing:
             self._save_at_once(run)
             run.reporter.say(
@@ -405,7 +405,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 "later runs like this one find them in the cache"
             )
         while missing and not run.is_interrupted and stats.stop_reason is None:
-            missing = max(ranks().share("programs that are missing", compiler().missing(_SECONDS_PER_LOOK)))
+            missing = max(ranks().share("programs that are missing", compiler().num_missing(_SECONDS_PER_LOOK)))
             run.end_by(stats, [*run.overdue(stats), *filter(None, [self.train_step.take_stop()])])
             self._save(run, stats)
         return stats

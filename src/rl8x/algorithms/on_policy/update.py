@@ -84,7 +84,7 @@ class OnPolicyUpdater:
         self.epochs_at_once = self.config.num_sgd_iters if at_once else 1
         self._scales: dict[int, Tensor] = {}
         self._gradients = [self.optimizer.gradient]  # one per worker
-        self._made = torch.zeros((), device=self.device)
+        self._num_updates = torch.zeros((), device=self.device)
         self._total = self.objective.metrics.index(self.objective.total)
         self.adapts = self.objective.rate is not None
         self.prepared = False
@@ -101,7 +101,7 @@ class OnPolicyUpdater:
         """Make the updates of a step within the context, with this coefficient of the objective."""
         self._first(coefficient)
         self._results: list[tuple[Tensor, Tensor]] = []
-        self._made.fill_(0.0 if self.adapts else -math.inf)  # no update has been made, or none ever will
+        self._num_updates.fill_(0.0 if self.adapts else -math.inf)  # no update has been made, or none ever will
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
                 self.prepare(coefficient)
@@ -233,8 +233,8 @@ class OnPolicyUpdater:
     @property
     def _state(self) -> tuple[Tensor, ...]:
         """The state that an update changes: weights, moments, the rate, and, if it adapts, the number of updates."""
-        made = () if self.objective.rate is None else (self._made,)
-        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *made)
+        count = () if self.objective.rate is None else (self._num_updates,)
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr, *count)
 
     def _first(self, coefficient: float) -> None:
         """Set the objective's coefficient, and whether the first update is applied, 0-d, made on the device."""
@@ -342,8 +342,8 @@ class OnPolicyUpdater:
     def _apply_tensors(self, *tensors: Tensor) -> list[Tensor]:
         """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
         num_held = 1 + len(self.optimizer.moments)
-        held, (lr, *made, gradient, means, active) = tensors[:num_held], tensors[num_held:]
-        active = self._heed(means, active, lr, *made)
+        held, (lr, *count, gradient, means, active) = tensors[:num_held], tensors[num_held:]
+        active = self._adapt_to_divergence(means, active, lr, *count)
         norm = self.optimizer.apply(held, gradient, lr, active=None if self.objective.limit is None else active)
         return [torch.cat((means, norm.unsqueeze(0))), active.clone()]
 
@@ -370,16 +370,16 @@ class OnPolicyUpdater:
         """Return the sums of the loss metrics, `[num_metrics]`."""
         return self.objective.losses(policy, batch, state, coefficient, self.config)
 
-    def _heed(self, means: Tensor, active: Tensor, lr: Tensor, *made: Tensor) -> Tensor:
+    def _adapt_to_divergence(self, means: Tensor, active: Tensor, lr: Tensor, *count: Tensor) -> Tensor:
         """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
 
-        Before the first update since the rollout (`made` counts updates) the measured divergence is only rounding.
+        Before the first update since the rollout (`count` is their number) the measured divergence is only rounding.
         """
         objective = self.objective
         if objective.rate is not None:
             kl = means[objective.metrics.index(objective.divergence)]
-            lr.copy_(torch.where(active & (made[0] > 0), objective.rate.adapted(lr, kl), lr))
-            made[0].add_(1.0)
+            lr.copy_(torch.where(active & (count[0] > 0), objective.rate.adapted(lr, kl), lr))
+            count[0].add_(1.0)
         if objective.limit is None:
             return active
         return active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
