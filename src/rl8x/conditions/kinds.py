@@ -5,18 +5,17 @@ Run files name each public class of this module in snake case: `WallTime` is `wa
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import re
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rl8x import keys
-from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition
+from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition, parts
 from rl8x.distributed import ranks
 from rl8x.plain import checked_number, own_values
 
@@ -310,27 +309,6 @@ class NonFinite(Condition):
         return f"{self!r}: {', '.join(culprits[:5])}{more}"
 
 
-def _on_evaluation(condition: Condition, evaluation_name: Callable[[str], str | None]) -> Condition | None:
-    """Return the same condition on `eval/*` metrics; None if one evaluation cannot decide it.
-
-    `evaluation_name` returns a metric that does not come from collecting unchanged, and None if there is no equivalent.
-    """
-    form: Any = copy.copy(condition)  # a user's subclass may have another constructor
-    match condition:
-        case _Bound():
-            form.name = evaluation_name(condition.name)
-            return None if form.name is None else form
-        case And() | Or():
-            form.conditions = tuple(_on_evaluation(child, evaluation_name) for child in condition.conditions)
-            return None if None in form.conditions else form
-        case Not():
-            form.condition = _on_evaluation(condition.condition, evaluation_name)
-            return None if form.condition is None else form
-        case NonFinite() | WallTime():
-            return condition
-    return None
-
-
 class Confirmed(Condition):
     """Met when a condition is met and then confirmed by each of `evaluations` fresh evaluations of the current policy.
 
@@ -359,13 +337,17 @@ class Confirmed(Condition):
         self.evaluations: int = checked_number(evaluations, "evaluations", "Confirmed", least=1, whole=True)
         self.by = None if by is None else as_condition(by)
         if self.by is None:
-            form = _on_evaluation(self.condition, _prefixed)
-            if form is None or not any(name.startswith(keys.EVAL_PREFIX) for name in form.metric_names):
+            of_rows = all(
+                isinstance(part, And | Or | Not | _Bound | NonFinite | WallTime) for part in parts(self.condition)
+            )
+            if not of_rows or not any(
+                is_collected(name) or _is_evaluated(name) for name in self.condition.metric_names
+            ):
                 raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
-        elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
+        elif self.by.metric_names and not any(map(_is_evaluated, self.by.metric_names)):
             raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
-        self.test = self.by
         self._trainer: weakref.ref[Any] | None = None  # the trainer may be gone before the condition
+        self._evaluated: Mapping[str, str] = {}  # without `by`: what evaluations call the metrics of `condition`
         self._measured: Mapping[str, float] = {}
 
     @property
@@ -381,14 +363,14 @@ class Confirmed(Condition):
         self._trainer = weakref.ref(trainer)
         if self.by is not None:
             return
-        self.test = _on_evaluation(self.condition, trainer.evaluation_name)
-        if self.test is None:
-            odd = sorted(name for name in self.condition.metric_names if trainer.evaluation_name(name) is None)
+        names = {name: trainer.evaluation_name(name) for name in self.condition.metric_names}
+        if odd := sorted(name for name, evaluated in names.items() if evaluated is None):
             other = [name for name in keys.TRAINED_RETURNS if trainer.evaluation_name(name)]
             raise ValueError(
                 f"{self!r}: no evaluation of this trainer measures what {' and '.join(odd)} is in a row of training. "
                 f"Watch {' or '.join(other)}, or give `by`. {_GIVE_BY}"
             )
+        self._evaluated = names
 
     def judge(self, stats: Stats) -> Verdict:
         """Judge the condition, and evaluate if it is met; None if no evaluation can be made at this step."""
@@ -397,17 +379,25 @@ class Confirmed(Condition):
         if not ranks().any("what is to be confirmed", bool(verdict)):
             return verdict
         trainer = None if self._trainer is None else self._trainer()
-        if trainer is None or self.test is None:
+        if trainer is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
         for _ in range(self.evaluations):
             measured = trainer.evaluate_now()
             if measured is None:
                 return None
             self._measured = measured
-            confirmed = self.test.judge(_joined(measured, stats))
+            confirmed = self._judge_measured(stats)
             if not ranks().all("what was measured", bool(confirmed)):
                 return False if ranks().any("what was refuted", confirmed is not None and not confirmed) else None
         return True
+
+    def _judge_measured(self, stats: Stats) -> Verdict:
+        """Judge the row with the last evaluation's metrics, which all count as new: a plain dict has no `fresh`."""
+        row = {**stats, **self._measured}
+        if self.by is not None:
+            return self.by.judge(row)
+        others = {name: value for name, value in row.items() if name not in self._evaluated}
+        return self.condition.judge(others | {name: row[its] for name, its in self._evaluated.items() if its in row})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, without the trainer, which the copy's own run binds."""
@@ -419,9 +409,9 @@ class Confirmed(Condition):
 
     def reason(self, stats: Stats) -> str:
         """Return why the condition is met, with the metrics of the last evaluation."""
-        names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
-        row = _joined(self._measured, stats)
-        return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
+        row = {**stats, **self._measured}
+        names = sorted({*self.metric_names, *self._evaluated.values()} & row.keys())
+        return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names)}"
 
 
 def is_collected(name: str) -> bool:
@@ -429,11 +419,5 @@ def is_collected(name: str) -> bool:
     return name in keys.COLLECT_METRICS or name.startswith((keys.INFO_PREFIX, keys.AGENTS_PREFIX))
 
 
-def _prefixed(name: str) -> str:
-    """Return the name that an evaluation may give a metric, for use before the trainer is known."""
-    return keys.EVAL_PREFIX + name if is_collected(name) else name
-
-
-def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:
-    """Return the row updated by the evaluation, without the attribute `fresh`, so that all its metrics count as new."""
-    return {**stats, **measured}
+def _is_evaluated(name: str) -> bool:
+    return name.startswith(keys.EVAL_PREFIX)

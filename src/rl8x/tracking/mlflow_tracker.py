@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -113,7 +114,6 @@ class MLflowTracker:
         self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
         self._by_server = False  # whether only the store knows the rows that may repeat
         self.names_before: Mapping[str, Mapping[str, str]] = {}
-        self._names = _name_tables({})
         self._last_time = 0
         self._pid = os.getpid()
 
@@ -143,6 +143,10 @@ class MLflowTracker:
     def journal_folder(self) -> Path | None:
         """The folder of the run's journal."""
         return None if self._journal is None else self._journal.folder
+
+    @functools.cached_property
+    def _names(self) -> dict[str, NameTable]:
+        return _name_tables({})
 
     @property
     def names(self) -> dict[str, dict[str, str]]:

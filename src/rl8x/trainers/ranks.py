@@ -113,8 +113,6 @@ def end_saved(parent: int, stop: Path, patience_s: float) -> None:
 
 def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
     """Raise if the ranks are not alike; else give all of them the weights of rank 0."""
-    if ranks().size == 1:
-        return
     params = {name: value for name, value in algorithm.params.items() if name != "device"}
     code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.parent.rglob("*.py")))
     versions = {"rl8x": __version__, "the code of rl8x": hashlib.sha256(code).hexdigest()[:12]}

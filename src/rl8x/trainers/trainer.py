@@ -111,7 +111,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             lacks = f", without {', '.join(lacking)}" if lacking else ""
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}{lacks}.")
         self.algorithm: AlgorithmT = algorithm
-        begin(algorithm)
+        if ranks().size > 1:
+            begin(algorithm)
         algorithm.plan_execution(math.inf)
         self.evaluations = Evaluations(algorithm, eval_env, num_eval_envs)
         self.callbacks: tuple[Callback, ...] = ()
