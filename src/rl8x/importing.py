@@ -115,7 +115,7 @@ def runs_code(name: str) -> bool:
     return module is not None and module.partition(".")[0] not in _OWN
 
 
-def needs_word(name: str) -> bool:
+def needs_trust(name: str) -> bool:
     """Whether a file with this name needs `--trust` in a new process, because its code is not remembered as trusted."""
     module = would_import(name)
     if module is None or not runs_code(name):

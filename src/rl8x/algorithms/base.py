@@ -24,7 +24,7 @@ from rl8x.algorithms.hyperparameters import (
     check_options,
     draw_seed,
     flatten_params,
-    given_for_nothing,
+    ineffective_values,
     option,
     part_seed,
     qualified_name,
@@ -211,10 +211,10 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             if getattr(self, f"{name}_schedule") is not None and getattr(self, name) != self.schedule(name)(0):
                 clear = f"set {name}_schedule=None if a preset sets it"
                 why = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
-                unused |= given_for_nothing(self, [name], why)
+                unused |= ineffective_values(self, [name], why)
         for field in dataclasses.fields(self):
             if field.metadata and (reason := field.metadata["idle"](self)):
-                unused |= given_for_nothing(self, [field.name], reason)
+                unused |= ineffective_values(self, [field.name], reason)
         return unused
 
     def schedule(self, name: str) -> Schedule:

@@ -125,8 +125,8 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
             raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
 
 
-def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return the named hyperparameters that differ from their defaults, as `name=value`, each with the reason."""
+def ineffective_values(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
+    """Return those of the named values, which have no effect, that were given: `name=value`, each with the reason."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     values = {name: getattr(config, name) for name in names}
     return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}

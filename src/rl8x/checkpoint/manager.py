@@ -156,17 +156,17 @@ class CheckpointManager:
         self.best_path = None if self.best is None else best.get(self.best["steps"])
 
     @property
-    def outrun(self) -> bool:
-        """Whether another process has continued the run: the folder has checkpoints that are unknown here."""
+    def superseded(self) -> bool:
+        """Whether another process has continued the run: the folder has checkpoints that this trainer does not know."""
         directory = self._directory
         return self._known is not None and directory is not None and not _names(directory) <= self._known
 
     @property
-    def goes_back(self) -> bool:
+    def resumed_from_older(self) -> bool:
         """Whether the run was resumed from an older checkpoint, so that newer ones no longer belong to it."""
         return bool(self._left)
 
-    def outrun_error(self) -> CheckpointError:
+    def superseded_error(self) -> CheckpointError:
         """Return the error for a trainer whose run another process has continued."""
         return CheckpointError(
             f"another process has gone on with this run meanwhile: {self._directory} has newer checkpoints than this "
@@ -183,9 +183,9 @@ class CheckpointManager:
                 make_mlruns(directory.parent.parent)
         self._directory = directory
         self.take()
-        if self.outrun:
+        if self.superseded:
             self.end()
-            raise self.outrun_error()
+            raise self.superseded_error()
         self._has_begun = True
         return directory
 

@@ -198,7 +198,7 @@ class Shows:
         algorithm = self.algorithm
         if algorithm.env_factory is not None:
             return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
-        known = self.evaluations.played_in
+        known = self.evaluations.env_in_use
         if known is None:
             raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an eval_env.")
         twin = None

@@ -60,17 +60,17 @@ class Evaluations:
     def __init__(self, algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None) -> None:
         self._algorithm = algorithm
         self.env, self.factory = _own_env(algorithm, eval_env, num_eval_envs)
-        self.played_in = algorithm.env if self.env is None else self.env  # None if there is neither
+        self.env_in_use = algorithm.env if self.env is None else self.env  # None if there is neither
         # The training environment's resets if evaluations play in it, else None.
         self._resets = None if algorithm.horizons is None or self.env is not None else algorithm.horizons.resets
         # Without a training environment the initial configuration of the evaluation environment applies.
-        self._came_with: Given = {} if self.played_in is None else self.played_in.parameter_state.following.given
+        self._came_with: Given = {} if self.env_in_use is None else self.env_in_use.parameter_state.following.given
         # The first evaluation warns if it plays an episodic task in the training environment by default.
-        episodic = self.played_in is not None and self.played_in.episodic
+        episodic = self.env_in_use is not None and self.env_in_use.episodic
         self._warns = eval_env == "auto" and self._resets is not None and episodic
-        self._renamed, self.measured = _metric_names(self.played_in, whole_episodes=self.env is not None)
+        self._renamed, self.measured = _metric_names(self.env_in_use, whole_episodes=self.env is not None)
         # Each rank plays some of the copies.
-        counts = ranks().share("copies to evaluate in", 0 if self.played_in is None else self.played_in.num_copies)
+        counts = ranks().share("copies to evaluate in", 0 if self.env_in_use is None else self.env_in_use.num_copies)
         self.num_envs, before = sum(counts), sum(counts[: ranks().rank])
         self._own = range(before, before + counts[ranks().rank])
         self.env_config: Mapping[str, Any] | None = None  # of the run's evaluations; None: as in training
@@ -105,8 +105,8 @@ class Evaluations:
             raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
         if self._warns:
             self._warns = False
-            assert self.played_in is not None
-            name = type(self.played_in.unwrapped).__name__
+            assert self.env_in_use is not None
+            name = type(self.env_in_use.unwrapped).__name__
             warnings.warn(
                 f"{name} can neither be copied nor made again: evaluations play in the training "
                 "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
@@ -209,7 +209,7 @@ class Evaluations:
         trained, called = self._algorithm.env, "eval_env_config"
         if trained is None and env_config is not None:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
-        if self.played_in is None and eval_config is not None:
+        if self.env_in_use is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
         function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
         given: Given | None = None
@@ -228,7 +228,7 @@ class Evaluations:
     def made_name(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> str | None:
         """Name an evaluation by its `env_config` and whether it samples; None if it equals the run's evaluations."""
         names = [] if deterministic else ["sampled"]
-        if env_config is not None and self.played_in is not None:
+        if env_config is not None and self.env_in_use is not None:
             given = self._checked(env_config)
             names[:0] = [] if given == self.runs_config() else [config_name(plain(given))]
         return " ".join(names) or None
@@ -255,17 +255,17 @@ class Evaluations:
         trained, until_now, steered = self._algorithm.env, self._following, callable(env_config)
         training = until_now if env_config is None or steered else env_config
         trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
-        if self.played_in is None or (steered and eval_config is None):
+        if self.env_in_use is None or (steered and eval_config is None):
             return True, trains_alike
         before = inherited_config(self.runs_config(), self.num_envs)
         after = inherited_config(training, self.num_envs) if eval_config is None else eval_config
-        return _begins(before, self.played_in) == _begins(after, self.played_in), trains_alike
+        return _begins(before, self.env_in_use) == _begins(after, self.env_in_use), trains_alike
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
     ) -> Given:
         """Parse an `env_config` for evaluations; `training` is training's future one, None if it stays the same."""
-        assert self.played_in is not None
+        assert self.env_in_use is not None
         copies = "num_envs" if self.env is None else "num_eval_envs"
         own: dict[str, Any] = {}
         if self.env is not None and ranks().size > 1:
@@ -274,8 +274,8 @@ class Evaluations:
             for name in env_config.keys() - own:
                 if isinstance(env_config[name], tuple):
                     wrong = wrong_number(env_config[name], self.num_envs, copies)
-                    raise ValueError(f"{type(self.played_in.unwrapped).__name__}: {called}[{name!r}] {wrong}")
-        resolved = self.played_in.parameter_state.resolve({**env_config, **own}, called, copies)
+                    raise ValueError(f"{type(self.env_in_use.unwrapped).__name__}: {called}[{name!r}] {wrong}")
+        resolved = self.env_in_use.parameter_state.resolve({**env_config, **own}, called, copies)
         given = resolved.given | {name: env_config[name] for name in own}
         training = self._following if training is None else training
         for name, value in moving_in(given).items():

@@ -174,7 +174,7 @@ def measure_grid(
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
     seed = checked_number(seed, "seed", least=0, whole=True)
     cells = make_cells(grid, called="grid")
-    factory, env = evaluations.factory, evaluations.played_in
+    factory, env = evaluations.factory, evaluations.env_in_use
     if factory is None and env is None:
         raise RuntimeError(f"{NOWHERE}.")
 

@@ -32,7 +32,7 @@ from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, TrainerSpec, default_of
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
-from rl8x.importing import import_named, is_dotted, keys_in, needs_word, texts
+from rl8x.importing import import_named, is_dotted, keys_in, needs_trust, texts
 from rl8x.output import counted, is_interactive
 from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -68,7 +68,7 @@ class Record:
         self.evaluations = evaluations
         self.run: RunState | None = None  # in progress, or the last one
         self.results = Results()  # its mean returns so far
-        self.steered_by: str | None = None  # name of the function given as `env_config`, which cannot be saved
+        self.env_config_function: str | None = None  # name of the function given as `env_config`, which cannot be saved
         self.is_written = False  # whether a run file or a `RunSpec` describes the run
         self.is_open = False  # whether the tracked run has begun or continued, and not ended since
         self.log_ms = 0.0  # time to log the last row
@@ -123,8 +123,8 @@ class Record:
             self.tracker.names_before = tracked["names"] or {}
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
-        steered_by = function_name(checkpoint.spec.run.env_config)
-        self._shown = {*self._config_params(trained, eval_config, steered_by)}
+        function = function_name(checkpoint.spec.run.env_config)
+        self._shown = {*self._config_params(trained, eval_config, function)}
         for name, value in checkpoint.metadata["resolved"]["config"].items():
             self._shown |= flatten_params(name, value).keys() if name in origin.overrides else set()
         self._shown |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
@@ -133,7 +133,7 @@ class Record:
     def prepare(self, run: RunState) -> None:
         """Store the options of a `run()` before it begins."""
         self.run = run
-        self.steered_by = function_name(run.options.env_config)
+        self.env_config_function = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options)
         horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
         if horizons is not None:
@@ -255,7 +255,7 @@ class Record:
             **self.algorithm.params,
             **self._params_of_ranks(ranks().size),
             **({} if self.run is None else self.spec.params),
-            **self._config_params(config, eval_config, self.steered_by),
+            **self._config_params(config, eval_config, self.env_config_function),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -269,17 +269,17 @@ class Record:
         total = {} if env is None else {"num_envs.total": env.num_copies * size}
         return {"ranks": size, **total} if size > 1 else {}
 
-    def _config_params(self, config: Given, eval_config: Given | None, steered_by: str | None) -> dict[str, Any]:
+    def _config_params(self, config: Given, eval_config: Given | None, function: str | None) -> dict[str, Any]:
         """Return the environment's parameters as params, and those of evaluations that differ or were logged before."""
         env, evaluations = self.algorithm.env, self.evaluations
-        trained = {} if env is None or steered_by is not None else values_under(config, env)
+        trained = {} if env is None or function is not None else values_under(config, env)
         params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
-        if steered_by is not None:
-            params["env_config"] = f"function {steered_by}"
-        played = evaluations.played_in
+        if function is not None:
+            params["env_config"] = f"function {function}"
+        played = evaluations.env_in_use
         if played is None:
             return params
-        if eval_config is not None or steered_by is None:
+        if eval_config is not None or function is None:
             config = inherited_config(config, played.num_copies) if eval_config is None else eval_config
             for name, value in values_under(config, played).items():
                 param = f"eval_env_config.{name}"
@@ -291,14 +291,14 @@ class Record:
 
     def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Log the `env_config` of a collect if it is new; of a function only its name, as rows have the values."""
-        env, steered_by, config = self.algorithm.env, self.steered_by, self._config
+        env, function, config = self.algorithm.env, self.env_config_function, self._config
         if callable(env_config):
-            steered_by = function_name(function_form(env_config))
+            function = function_name(function_form(env_config))
         elif env is not None:
             in_force = env.parameter_state.in_force
-            steered_by, config = steered_by if in_force.steered else None, in_force.given
-        if (steered_by, config) != (self.steered_by, self._config):
-            self.steered_by, self._config = steered_by, config
+            function, config = function if in_force.steered else None, in_force.given
+        if (function, config) != (self.env_config_function, self._config):
+            self.env_config_function, self._config = function, config
             self.update_params()
 
     def update_params(self, *names: str) -> None:
@@ -471,7 +471,7 @@ class Record:
         if (is_apart or not problems_of(spec, resolved)) and not _of_script(names):
             calls["to take its policy elsewhere"] = f"rl8x export {_trusted(folder, names)} --format pt2"
             named = [*names_in(spec, resolved, "env")]
-            if self.evaluations.played_in is not None and not _of_script(named):
+            if self.evaluations.env_in_use is not None and not _of_script(named):
                 own, env = spec.trainer.eval_env, spec.env.env
                 lacks = (not env or [*unwritable_in(env)]) and (not isinstance(own, str) or own == "auto")
                 calls["to watch it play"] = f"rl8x play {_trusted(folder, names + named)}{' --env ENV' * bool(lacks)}"
@@ -494,9 +494,9 @@ class Record:
         where = self._where
         store = "" if where is None or directory is None else where.resume_option(directory)
         names = [*names_in(spec, resolved), *keys_in(spec.run.stop_conditions)]  # that are imported
-        if not (missing or asks or self.steered_by is not None or _of_script(names)):
+        if not (missing or asks or self.env_config_function is not None or _of_script(names)):
             option = "" if word is not None or store == "--trust" else store
-            trust = any(map(needs_word, names)) or (word is None and store == "--trust")
+            trust = any(map(needs_trust, names)) or (word is None and store == "--trust")
             call = "rl8x resume" + " --trust" * trust + f" {option}" * bool(option) + f" {word or shlex.quote(folder)}"
             return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
         _, given, uri = store.partition("--tracking-uri ")
@@ -504,10 +504,10 @@ class Record:
         # A function is only called if its file is trusted.
         dotted = [name for name in names_in(spec, resolved) if is_dotted(name)]
         called = [name for name in dotted if not isinstance(import_named(name, trust=True), type)]
-        trust = store == "--trust" or any(map(needs_word, called))
+        trust = store == "--trust" or any(map(needs_trust, called))
         arguments = [repr(folder), *missing, *named, *["trust=True"] * trust]
         options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
-        options += ["env_config=..."] * (self.steered_by is not None)
+        options += ["env_config=..."] * (self.env_config_function is not None)
         return f"Trainer.resume({', '.join(arguments)}).run({', '.join(options)})"
 
 
@@ -549,7 +549,7 @@ def _code(value: object) -> str:
 
 def _trusted(folder: str, names: Iterable[str]) -> str:
     """Return a run's folder as arguments of a command, with `--trust` if a name needs code that is not trusted yet."""
-    return f"{shlex.quote(folder)}{' --trust' * any(map(needs_word, names))}"
+    return f"{shlex.quote(folder)}{' --trust' * any(map(needs_trust, names))}"
 
 
 def _of_script(names: Iterable[str]) -> bool:

@@ -31,21 +31,24 @@ class TrainStats(dict[str, float]):
     Args:
         values: The metrics by name.
         fresh: Names that this step measured; None is all of them.
-        earlier: Names that an evaluation before the step measured and no row contains yet.
+        before_step: Names that an evaluation before the step measured and no row contains yet.
 
     Attributes:
-        fresh: Names that were measured by this step or by an evaluation right after it, and `earlier`. The others come
-            from older evaluations.
-        earlier: Names in `fresh` that were measured before the step, with the earlier policy.
+        fresh: Names that were measured by this step or by an evaluation right after it, and `before_step`. The others
+            come from older evaluations.
+        before_step: Names in `fresh` that were measured before the step, with the policy of then.
         stop_reason: Why `run()` stopped or a loop should stop; None while it goes on.
     """
 
     def __init__(
-        self, values: Mapping[str, float], fresh: frozenset[str] | None = None, earlier: frozenset[str] = frozenset()
+        self,
+        values: Mapping[str, float],
+        fresh: frozenset[str] | None = None,
+        before_step: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(values)
-        self.earlier = frozenset() if fresh is None else earlier - fresh
-        self.fresh = frozenset(values) if fresh is None else fresh | earlier
+        self.before_step = frozenset() if fresh is None else before_step - fresh
+        self.fresh = frozenset(values) if fresh is None else fresh | before_step
         self.stop_reason: str | None = None
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -56,7 +59,7 @@ class TrainStats(dict[str, float]):
         """
         self.update(values)
         self.fresh |= values.keys()
-        self.earlier -= values.keys()
+        self.before_step -= values.keys()
 
 
 class EvalStats(dict[str, float]):

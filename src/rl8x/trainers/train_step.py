@@ -119,7 +119,7 @@ class TrainStep:
         self.evaluated_at = 0  # the trainer's steps at that evaluation
         # The row that the last single `step()` returned: an evaluation before the next step is added to it.
         self.open_row: TrainStats | None = None
-        self.unseen: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
+        self.pending: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False
         self.asked_to_stop: str | None = None  # the reason given to `stop`, to end the run after this step
         self._algorithm = algorithm
@@ -237,7 +237,7 @@ class TrainStep:
         if is_of_run:
             self.eval_row, self.evaluated_at = own, self._algorithm.counters[keys.STEPS]
             if self.open_row is None:
-                self.unseen = frozenset(own)
+                self.pending = frozenset(own)
             else:
                 self.open_row.add(own)
         self._record.log(tracked, trains=False)
@@ -246,12 +246,12 @@ class TrainStep:
     def forget_evaluation(self) -> None:
         """Leave the latest evaluation out of later rows, as their run evaluates under another configuration."""
         self.row = {name: value for name, value in self.row.items() if name not in self.eval_row}
-        self.eval_row, self.unseen = {}, frozenset()
+        self.eval_row, self.pending = {}, frozenset()
 
     def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
         """Call all callbacks with a row of `make_row` and the latest evaluation; return it with their metrics."""
-        stats = TrainStats({**self.eval_row, **row}, frozenset(row), earlier=self.unseen)
-        self.unseen = frozenset()
+        stats = TrainStats({**self.eval_row, **row}, frozenset(row), before_step=self.pending)
+        self.pending = frozenset()
         self.row = stats  # a callback may log a model with these metrics
         for callback in trainer.callbacks:
             evaluation = self.eval_row
@@ -265,7 +265,7 @@ class TrainStep:
             if new:
                 self._record.log(new)
             stats.add((self.eval_row if self.eval_row is not evaluation else {}) | returned)
-        self.unseen = frozenset()
+        self.pending = frozenset()
         self.row = dict(stats)
         return stats
 
@@ -275,7 +275,7 @@ class TrainStep:
             "eval_row": dict(self.eval_row),
             "evaluated_at": self.evaluated_at,
             "row": dict(self.row),
-            "unseen": sorted(self.unseen),
+            "pending": sorted(self.pending),
             "compiled_since": self._algorithm.execution.compiled_since,
             "verdicts": dict(self._algorithm.execution.verdicts),
             "waits": self._algorithm.execution.waits,
@@ -285,7 +285,7 @@ class TrainStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self.eval_row, self.evaluated_at = dict(state["eval_row"]), state["evaluated_at"]
-        self.row, self.unseen = dict(state["row"]), frozenset(state["unseen"])
+        self.row, self.pending = dict(state["row"]), frozenset(state["pending"])
         execution = self._algorithm.execution
         execution.compiled_since, execution.waits = state["compiled_since"], state["waits"]
         execution.verdicts.update(state["verdicts"])

@@ -297,7 +297,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         run = self._checked_run(given)
         check_alike("the start of the run", run.options.to_plain())
         with self._taken():
-            if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
+            if ranks().first("whether the run is elsewhere", self.checkpoints.superseded):
                 self._go_on_from_newest()
                 run = self._checked_run(given)
             self._prepare(run, progress)
@@ -372,7 +372,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.stop_reason = None
             if self.checkpoints.begin() is not None:
                 self.record.tag_checkpoints()
-            if run.steps == 0 or ranks().first("whether the run goes back", self.checkpoints.goes_back):
+            if run.steps == 0 or ranks().first(
+                "whether the run was resumed from an older checkpoint", self.checkpoints.resumed_from_older
+            ):
                 # Save before the first tracked row, so that the newest checkpoint always belongs to this course.
                 self._save_at_once(run)
         self.origin = Origin()  # last, so that a run that could not begin can be tried again
@@ -460,7 +462,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Save after a step if that is due, asked for, or its row is the best."""
         steps = self.state[keys.STEPS]
         # Metrics that a condition measured, such as `Confirmed`, count for the best.
-        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
+        is_best = self.checkpoints.improved(stats, stats.fresh - stats.before_step, steps)
         saves = is_best or run.asked_to_save or self.checkpoints.due(steps)
         run.asked_to_save = False
         self._save(run, stats, saves=saves, is_best=is_best)
@@ -690,7 +692,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Return the state that the next step depends on."""
         return {
             "algorithm": self.algorithm.state_dict(),
-            "evaluator": self.evaluations.state_dict(),
+            "evaluations": self.evaluations.state_dict(),
             **self.train_step.state_dict(),
         }
 
@@ -701,7 +703,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             state: A state that `state_dict` returned.
         """
         self.algorithm.load_state_dict(state["algorithm"])
-        self.evaluations.load_state_dict(state["evaluator"])
+        self.evaluations.load_state_dict(state["evaluations"])
         self.train_step.load_state_dict(state)
 
     def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
@@ -748,7 +750,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         if ranks().rank < num_ranks(state):
             own = of_rank(saved, others, ranks().rank)
             if num_ranks(state) != ranks().size or not evaluates:  # other copies, or other shares of them
-                own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
+                own = {**own, "trainer": {**own["trainer"], "evaluations": None}}
             self.load_state_dict(with_generators_of(self.algorithm.device, own["trainer"], own["torch_generators"]))
             set_torch_generators(own["torch_generators"], self.algorithm.device)
             return
@@ -771,7 +773,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         own, origin = self.checkpoints.directory, self.origin
         folder = ranks().first("the run's folder", None if own is None else str(own))
         if folder is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
-            raise self.checkpoints.outrun_error()
+            raise self.checkpoints.superseded_error()
         self.go_on_from(*newest(Path(folder), self.algorithm, origin))
 
 

@@ -343,7 +343,7 @@ class OnPolicyUpdater:
         """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
         num_held = 1 + len(self.optimizer.moments)
         held, (lr, *count, gradient, means, active) = tensors[:num_held], tensors[num_held:]
-        active = self._adapt_to_divergence(means, active, lr, *count)
+        active = self._react_to_divergence(means, active, lr, *count)
         norm = self.optimizer.apply(held, gradient, lr, active=None if self.objective.limit is None else active)
         return [torch.cat((means, norm.unsqueeze(0))), active.clone()]
 
@@ -370,7 +370,7 @@ class OnPolicyUpdater:
         """Return the sums of the loss metrics, `[num_metrics]`."""
         return self.objective.losses(policy, batch, state, coefficient, self.config)
 
-    def _adapt_to_divergence(self, means: Tensor, active: Tensor, lr: Tensor, *count: Tensor) -> Tensor:
+    def _react_to_divergence(self, means: Tensor, active: Tensor, lr: Tensor, *count: Tensor) -> Tensor:
         """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
 
         Before the first update since the rollout (`count` is their number) the measured divergence is only rounding.
