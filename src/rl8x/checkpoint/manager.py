@@ -9,7 +9,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,9 +49,8 @@ class CheckpointManager:
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
         self._tracker = tracker
-        self._known: frozenset[str] | None = None
+        self._newest: str | None = None  # the newest checkpoint in the folder that this trainer knows of
         self._left: frozenset[str] = frozenset()  # checkpoints after the one that the run was resumed from
-        self._has_begun = False
         self._lock: FolderLock | None = None
         self._thread: threading.Thread | None = None
         self._written: Path | None = None
@@ -157,9 +156,10 @@ class CheckpointManager:
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has continued the run: the folder has checkpoints that this trainer does not know."""
-        directory = self._directory
-        return self._known is not None and directory is not None and not _names(directory) <= self._known
+        """Whether another process has continued the run: the folder has newer checkpoints than this trainer knows."""
+        if self._newest is None or self._directory is None:
+            return False
+        return any(path.name > self._newest for path in listed(self._directory))
 
     @property
     def resumed_from_older(self) -> bool:
@@ -186,7 +186,6 @@ class CheckpointManager:
         if self.superseded:
             self.end()
             raise self.superseded_error()
-        self._has_begun = True
         return directory
 
     def end(self) -> Path | None:
@@ -195,24 +194,22 @@ class CheckpointManager:
             return None
         try:
             self.wait()
-            if self._has_begun:
-                self._known, self._has_begun = _names(self._directory), False
         finally:
             lock, self._lock = self._lock, None
             lock.release()
         return self._written
 
-    def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
-        """Continue the run of a checkpoint, in its folder unless another was given."""
+    def go_on_from(self, checkpoint: Checkpoint, newest: Path) -> None:
+        """Continue the run of a checkpoint, in its folder, in which `newest` is known, unless another was given."""
         self.best = self._written_best = checkpoint.state["best"]
         self.key = checkpoint.metadata["run"]["key"]
         folder, self._shared = checkpoint.path.parent, checkpoint.path.absolute()
         if self.options is not None and self._directory is None:
             self._directory = folder.absolute()
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
-        # If the folder has other checkpoints than these, another process has continued the run since.
-        self._known = frozenset(path.name for path in known) if same else None
-        self._left = frozenset(name for name in self._known or () if name > checkpoint.path.name)
+        self._newest = newest.name if same else None
+        later = (path.name for path in listed(folder) if checkpoint.path.name < path.name <= newest.name)
+        self._left = frozenset(later) if same else frozenset()
 
     # -- writing and reading
 
@@ -286,7 +283,7 @@ class CheckpointManager:
             if metadata["is_best"] and self.best is best:
                 self.best = self._written_best  # the next row that is better than the written best is saved
             return
-        self._written = self._shared = path
+        self._written, self._shared, self._newest = path, path, path.name
         if metadata["is_best"]:
             self.best_path, self._written_best = path, best
         kept = {path.name for path in listed(place)[-self.options.keep :]} | {self.best_path and self.best_path.name}
@@ -340,7 +337,3 @@ def _for_checkpoints(directory: Path) -> Iterator[None]:
             f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
             "checkpoints.directory=FOLDER, in a script Checkpoints(directory=...), or change to one that can be written"
         ) from None
-
-
-def _names(directory: Path) -> frozenset[str]:
-    return frozenset(path.name for path in listed(directory))

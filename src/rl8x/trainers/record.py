@@ -77,8 +77,7 @@ class Record:
         self._process: int | None = None  # the process that began the run, if anything of it is stored
         self._repeats = self._only_adds = False
         self._resume_tags: Mapping[str, str] = {}
-        self._logged: dict[str, Any] = {}  # params logged last; unchanged ones are not logged again
-        self._shown: set[str] = set()  # names of all params ever logged
+        self._logged: dict[str, Any] = {}  # all params that the run has; `...`: with a value of an earlier process
         self._tagged: Path | None = None
         self._database: str | None = None
         # The training's `env_config`; None until known, as in a run that begins with an evaluation.
@@ -115,7 +114,7 @@ class Record:
         self, checkpoint: Checkpoint, origin: Origin, results: Mapping[str, Any], eval_config: Given | None = None
     ) -> None:
         """Continue another process's tracked run and checkpoints; rows after the checkpoint may be logged again."""
-        self.checkpoints.go_on_from(checkpoint, origin.known)
+        self.checkpoints.go_on_from(checkpoint, origin.newest or checkpoint.path)
         self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
         if isinstance(self.tracker, MLflowTracker):
@@ -124,10 +123,11 @@ class Record:
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
         function = function_name(checkpoint.spec.run.env_config)
-        self._shown = {*self._config_params(trained, eval_config, function)}
+        logged = {*self._config_params(trained, eval_config, function)}
         for name, value in checkpoint.metadata["resolved"]["config"].items():
-            self._shown |= flatten_params(name, value).keys() if name in origin.overrides else set()
-        self._shown |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
+            logged |= flatten_params(name, value).keys() if name in origin.overrides else set()
+        logged |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
+        self._logged = dict.fromkeys(logged, ...)
         self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, origin.tags
 
     def prepare(self, run: RunState) -> None:
@@ -153,10 +153,10 @@ class Record:
         fresh = self._handle is None
         self._only_adds = not fresh and not trains
         known = self._config is not None
-        self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
-        self._shown |= self._logged.keys()
+        params = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
+        self._logged |= params
         self.tracker.start(
-            params=self._logged,
+            params=params,
             tags={
                 "rl8x.version": __version__,
                 "rl8x.command": command(),
@@ -261,7 +261,7 @@ class Record:
             "versions.python": platform.python_version(),
         }
         # Params that no longer apply become None, as MLflow keeps their old values.
-        return present | dict.fromkeys(sorted(self._shown - present.keys()))
+        return present | dict.fromkeys(sorted(self._logged.keys() - present.keys()))
 
     def _params_of_ranks(self, size: int) -> dict[str, int]:
         """Return the params of a run with `size` ranks; empty for one rank."""
@@ -283,7 +283,7 @@ class Record:
             config = inherited_config(config, played.num_copies) if eval_config is None else eval_config
             for name, value in values_under(config, played).items():
                 param = f"eval_env_config.{name}"
-                if name in (eval_config or {}) or value != trained.get(name) or param in self._shown:
+                if name in (eval_config or {}) or value != trained.get(name) or param in self._logged:
                     params[param] = shown_value(value)
         params["num_eval_envs"] = evaluations.num_envs
         params["eval_env"] = "training environment" if evaluations.env is None else type(played.unwrapped).__name__
@@ -307,8 +307,7 @@ class Record:
         new = {name: value for name, value in present.items() if str(self._logged.get(name, ...)) != str(value)}
         if self.is_open and new:
             self.tracker.log_params(new)
-            self._logged.update(new)
-            self._shown |= new.keys()
+            self._logged |= new
 
     # -- checkpoints
 

@@ -8,7 +8,7 @@ import os
 import platform
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
-from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
+from rl8x.checkpoint import Checkpoint, CheckpointError, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
 from rl8x.config.files import unwritable_in
@@ -29,8 +29,6 @@ from rl8x.tracking.location import is_users_own, locate, recorded_location, user
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.sender import RESUMED_TAG
 
-# Options of a trainer that have the same names in its spec.
-TRAINER_OPTIONS: Final = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
 # Trackers of rl8x that a resume can make again if none is given.
 REMADE: Final = ("MLflowTracker", "NullTracker")
 # Folders of runs that this process has resumed; the script's next trainer resumes another one.
@@ -44,7 +42,7 @@ class Origin:
     planned: RunOptions = field(default_factory=RunOptions)  # defaults of options that are not given
     saved: SavedRun | None = None  # the state of the `run()` in the checkpoint, which it continues
     steps: int | None = None  # the trainer's steps at the checkpoint
-    known: Sequence[Path] = ()  # the checkpoints in its folder when it was chosen
+    newest: Path | None = None  # the newest checkpoint in its folder when it was chosen
     tags: Mapping[str, str] = field(default_factory=dict)  # tags for the tracked run
     overrides: Mapping[str, Any] = field(default_factory=dict)  # hyperparameters that were changed
     named: bool = False  # whether this checkpoint was requested, rather than the newest of a run
@@ -56,7 +54,7 @@ def newest(directory: Path, algorithm: GenericAlgorithmBase[Any], origin: Origin
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
     tags, steps = _tags(checkpoint, algorithm, origin.overrides), checkpoint.metadata["counters"][keys.STEPS]
-    return checkpoint, replace(origin, known=known, tags=tags, steps=steps)
+    return checkpoint, replace(origin, newest=known[-1] if known else None, tags=tags, steps=steps)
 
 
 @functools.cache
@@ -88,23 +86,27 @@ def prepare(
     checkpoint = find(source, auto=auto)
     metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
     try:
-        options = {**{name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}, **given}
+        options = {**spec.trainer.options(folder), **given}
         if "tracker" not in given:
             options["tracker"] = _tracker(metadata["run"], folder.absolute(), trust=trust)
         _check_overrides(overrides, metadata["resolved"]["config"])
         if "algorithm" not in given:
             options["algorithm"] = build_algorithm(spec, metadata["resolved"], overrides, trust=trust)
         tags = _tags(checkpoint, options["algorithm"], overrides)
-        if "checkpoints" not in given:
-            options["checkpoints"] = Checkpoints(**{**spec.trainer.checkpoints, "directory": folder})
         for lost in unwritable_in(options["eval_env"]):
             raise CheckpointError(f"{lost}: pass `eval_env=`")
     except (CheckpointError, TypeError) as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
-        known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
-    named, steps = checkpoint.is_at(source), metadata["counters"][keys.STEPS]
-    return checkpoint, Origin(steps=steps, known=known, tags=tags, overrides=overrides, named=named, auto=auto), options
+    is_path = known and known[-1].parent.resolve() == folder.resolve()  # rather than a run's name or ID
+    origin = Origin(
+        steps=metadata["counters"][keys.STEPS],
+        newest=known[-1] if is_path else None,
+        tags=tags,
+        overrides=overrides,
+        named=checkpoint.is_at(source),
+        auto=auto,
+    )
+    return checkpoint, origin, options
 
 
 def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
