@@ -117,7 +117,7 @@ class TrainStep:
         self.row: dict[str, float] = {}  # the latest row, with metrics added later
         self.eval_row: dict[str, float] = {}  # the run's latest own evaluation, under `eval/`
         self.evaluated_at = 0  # the trainer's steps at that evaluation
-        # The row that the last single `step()` returned: an evaluation before the next step is added to it.
+        # The row of the last step: an evaluation before the next one is added to it. None in a run, between two rows.
         self.open_row: TrainStats | None = None
         self.pending: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False
@@ -252,9 +252,8 @@ class TrainStep:
         """Call all callbacks with a row of `make_row` and the latest evaluation; return it with their metrics."""
         stats = TrainStats({**self.eval_row, **row}, frozenset(row), before_step=self.pending)
         self.pending = frozenset()
-        self.row = stats  # a callback may log a model with these metrics
+        self.row = self.open_row = stats  # a callback may evaluate, and log a model with these metrics
         for callback in trainer.callbacks:
-            evaluation = self.eval_row
             self._evaluated, self.calls_back = {}, True
             try:
                 returned = returned_metrics(callback, callback(trainer, stats), self._evaluated, stats)
@@ -264,8 +263,7 @@ class TrainStep:
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
                 self._record.log(new)
-            stats.add((self.eval_row if self.eval_row is not evaluation else {}) | returned)
-        self.pending = frozenset()
+            stats.add(returned)
         self.row = dict(stats)
         return stats
 

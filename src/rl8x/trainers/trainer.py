@@ -388,7 +388,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
     def _judge(self, run: RunState, row: dict[str, float]) -> TrainStats:
         """Call the callbacks and the conditions with a row; return it with the metrics that they measured."""
         train_step = self.train_step
-        stats = train_step.open_row = train_step.finish(row, self)
+        stats = train_step.finish(row, self)
         run.judge(stats, train_step.eval_row, train_step.take_stop())
         train_step.open_row = None
         return stats
@@ -570,7 +570,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         train_step.take_stop()  # drop the reason of a step that failed
         try:
             train_step.begin()
-            stats = train_step.open_row = train_step.finish(train_step.make_row(env_config), self)
+            stats = train_step.finish(train_step.make_row(env_config), self)
         except SystemExit as error:  # raised by a callback; one raised in the caller's loop is not seen here
             self.record.close(status_of(error), interruption(error), train_step.eval_row)
             raise
