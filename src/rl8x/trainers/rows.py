@@ -66,14 +66,14 @@ class EvalStats(dict[str, float]):
     """The metrics of one evaluation, under `eval/`, or under `eval/<name>/` if it has a name."""
 
 
+@dataclasses.dataclass
 class Timer:
     """Measures the duration of a block; on CUDA with events, because the host runs ahead of the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_cuda = device.type == "cuda"
+    device: torch.device
 
     def _now(self) -> Any:
-        if not self._on_cuda:
+        if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -89,7 +89,7 @@ class Timer:
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds between entering and leaving the block; waits for the device, as the copy of a row does."""
-        if not self._on_cuda:
+        if self.device.type != "cuda":
             return float(self._end - self._begin) * 1e3
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end))
@@ -126,11 +126,11 @@ class Course:
         return self.kept if self.kept[-1:] == [end] else [*self.kept, end]
 
 
+@dataclasses.dataclass
 class Results:
     """The history of a run's mean returns so far, in evaluations and in training."""
 
-    def __init__(self) -> None:
-        self._courses: dict[str, Course] = {}
+    _courses: dict[str, Course] = dataclasses.field(default_factory=dict)
 
     def take(self, row: Mapping[str, float], step: int) -> None:
         """Add the finite returns in a row."""
