@@ -117,7 +117,7 @@ class TrainStep:
         self.row: dict[str, float] = {}  # the latest row, with metrics added later
         self.eval_row: dict[str, float] = {}  # the run's latest own evaluation, under `eval/`
         self.evaluated_at = 0  # the trainer's steps at that evaluation
-        # The row of the last step: an evaluation before the next one is added to it. None in a run, between two rows.
+        # The row of the last step: an evaluation before the next one is added to it. None after a run.
         self.open_row: TrainStats | None = None
         self.pending: frozenset[str] = frozenset()  # metrics of an evaluation that are in no row yet
         self.in_run = self.calls_back = False

@@ -330,7 +330,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.train_step.in_run = True
             yield
         finally:
-            self.train_step.in_run = False
+            self.train_step.in_run, self.train_step.open_row = False, None
             self.checkpoints.end()  # last, as a remaining lock marks a run that was killed before its end
 
     def _prepare(self, run: RunState, progress: Progress | EllipsisType) -> None:
@@ -390,7 +390,6 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         train_step = self.train_step
         stats = train_step.finish(row, self)
         run.judge(stats, train_step.eval_row, train_step.take_stop())
-        train_step.open_row = None
         return stats
 
     def _await_programs(self, run: RunState) -> TrainStats:
