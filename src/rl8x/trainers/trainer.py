@@ -315,7 +315,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                         row |= self.eval() | self.state
                     if run.film_is_due:
                         self._log_film()
-                    stats = self._judge(run, row)
+                    stats = self.train_step.finish(row, self)
+                    run.judge(stats, self.train_step.eval_row, self.train_step.take_stop())
                     run.reporter.update(stats, run.total_steps(self.state))
                     self._save_if_due(run, stats)
                 self.stop_reason = stats.stop_reason
@@ -384,13 +385,6 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             return self.train_step.make_row(run.env_config)
         finally:
             run.steps += self.state[keys.STEPS] - before
-
-    def _judge(self, run: RunState, row: dict[str, float]) -> TrainStats:
-        """Call the callbacks and the conditions with a row; return it with the metrics that they measured."""
-        train_step = self.train_step
-        stats = train_step.finish(row, self)
-        run.judge(stats, train_step.eval_row, train_step.take_stop())
-        return stats
 
     def _await_programs(self, run: RunState) -> TrainStats:
         """Save a checkpoint and wait for the compiler; return the latest row, whose `stop_reason` may end the run."""
