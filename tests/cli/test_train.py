@@ -103,7 +103,7 @@ def test_a_working_directory_that_is_gone(tmp_path, monkeypatch, call):
     ("place", "error", "execution", "message"),
     [
         ("execution.compiler.Compiler.request", OSError("no g++"), "compile", "execution='compile' is not possible"),
-        ("trainers.trainer.check_alike", RankError("rank 1 is not like rank 0"), "eager", "rank 1 is not like rank 0\n"),
+        ("trainers.trainer.check_alike", RankError("rank 1 is not like 0"), "eager", "rank 1 is not like 0\n"),
     ],
 )
 def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(
