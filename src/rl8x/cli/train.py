@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -178,9 +179,10 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
 
     `run` builds the algorithm, which must match the saved one. It sets the options of the trainer and its next `run()`.
     """
-    from rl8x.checkpoint import find, listed
+    from rl8x.checkpoint import Checkpoints, find, listed
     from rl8x.checkpoint.load import find_unfinished
     from rl8x.tracking.location import locate
+    from rl8x.trainers.resume import TRAINER_OPTIONS
 
     place: str | Path = source
     if source == "auto":
@@ -196,8 +198,10 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
     if own.tracking and own.tracking_uri is not None and saved["tracker"] == "MLflowTracker":
         tracker = own.make_tracker() if locate(own.tracking_uri).shown == saved["location"] else None
     found = checkpoint.path if checkpoint.is_at(place) else checkpoint.path.parent
+    options: dict[str, Any] = {name: getattr(own, name) for name in TRAINER_OPTIONS}
+    options["checkpoints"] = replace(own.make_checkpoints() or Checkpoints(), directory=checkpoint.path.parent)
     made = {"algorithm": algorithm, "tracker": tracker, "trust": trust}
-    trainer = make_trainer(found, auto=source == "auto", **made, **own.options(checkpoint.path.parent))
+    trainer = make_trainer(found, auto=source == "auto", **made, **options)
     trainer.plan(run)
     return trainer
 

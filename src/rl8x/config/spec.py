@@ -220,19 +220,12 @@ class TrainerSpec(_Section):
         if not (self.eval_env is None or isinstance(self.eval_env, str | bool) or is_unwritable(self.eval_env)):
             raise TypeError(f"`eval_env` must be auto, true, false or an environment's name; got {self.eval_env!r}.")
 
-    def options(self, directory: Path | None = None) -> dict[str, Any]:
-        """Return the arguments of `Trainer`, except its tracker.
-
-        Args:
-            directory: The run's folder of checkpoints; None is that of `checkpoints`.
-
-        Raises:
-            ValueError: If an option of `checkpoints` is unknown or not legal.
-        """
+    def make_checkpoints(self) -> Checkpoints | None:
+        """Make the options of the checkpoints; None leaves them to the trainer."""
+        if not self.checkpoints:
+            return None
         check_names_in(self.checkpoints, _names(Checkpoints), "`checkpoints`")
-        saves = self.checkpoints if directory is None else {**self.checkpoints, "directory": directory}
-        names = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
-        return {name: getattr(self, name) for name in names} | {"checkpoints": Checkpoints(**saves) if saves else None}
+        return Checkpoints(**self.checkpoints)
 
     def make_tracker(self) -> Tracker:
         """Make the tracker, which keeps params and metrics."""
@@ -441,7 +434,7 @@ class RunSpec:
         needed = inspect.signature(cls.build).parameters.get("env")
         if not self.env.env and (needed is None or needed.default is not None):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
-        self.trainer.options()
+        self.trainer.make_checkpoints()
         given = self.algorithm.algorithm_config
         check_names(given, cls)
         # A float such as `1e6` becomes an integer if the hyperparameter is one.

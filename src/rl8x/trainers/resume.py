@@ -19,7 +19,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
-from rl8x.checkpoint import Checkpoint, CheckpointError, find, listed
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
 from rl8x.config.files import unwritable_in
@@ -29,6 +29,8 @@ from rl8x.tracking.location import is_users_own, locate, recorded_location, user
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.sender import RESUMED_TAG
 
+# Options of a trainer that have the same names in its spec.
+TRAINER_OPTIONS: Final = ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
 # Trackers of rl8x that a resume can make again if none is given.
 REMADE: Final = ("MLflowTracker", "NullTracker")
 # Folders of runs that this process has resumed; the script's next trainer resumes another one.
@@ -86,13 +88,15 @@ def prepare(
     checkpoint = find(source, auto=auto)
     metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
     try:
-        options = {**spec.trainer.options(folder), **given}
+        options = {**{name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}, **given}
         if "tracker" not in given:
             options["tracker"] = _tracker(metadata["run"], folder.absolute(), trust=trust)
         _check_overrides(overrides, metadata["resolved"]["config"])
         if "algorithm" not in given:
             options["algorithm"] = build_algorithm(spec, metadata["resolved"], overrides, trust=trust)
         tags = _tags(checkpoint, options["algorithm"], overrides)
+        if "checkpoints" not in given:
+            options["checkpoints"] = Checkpoints(**{**spec.trainer.checkpoints, "directory": folder})
         for lost in unwritable_in(options["eval_env"]):
             raise CheckpointError(f"{lost}: pass `eval_env=`")
     except (CheckpointError, TypeError) as error:

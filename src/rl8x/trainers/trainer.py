@@ -37,6 +37,7 @@ from rl8x.trainers.evaluation import Evaluations, check_evaluation_name
 from rl8x.trainers.ranks import SignalGuard, agree, begin, check_alike, interruption, warn_of_other_number
 from rl8x.trainers.record import Record
 from rl8x.trainers.resume import (
+    TRAINER_OPTIONS,
     Origin,
     newest,
     prepare,
@@ -160,11 +161,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         if not isinstance(spec, RunSpec):
             raise TypeError(f"`spec` must be a RunSpec, as RunSpec.from_file('run.yaml') returns it; got {spec!r}.")
+        options: Any = {name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}
         trainer = cls(
             spec.make_algorithm(),  # type: ignore[arg-type]
             tracker=spec.trainer.make_tracker() if tracker is None else tracker,
+            checkpoints=spec.trainer.make_checkpoints(),
             callbacks=callbacks,
-            **spec.trainer.options(),
+            **options,
         )
         trainer.record.spec, trainer.record.is_written, trainer.origin = spec, True, Origin(planned=spec.run)
         trainer.check_run()
