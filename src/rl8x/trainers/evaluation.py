@@ -219,7 +219,7 @@ class Evaluations:
             trained.parameter_state.resolve(given or {}, steered=True)
         elif self._algorithm.horizons is not None:
             self._algorithm.horizons.check_applies(given)
-        training = given if trained is None or given is not None else self._following
+        training = given if trained is None or given is not None else self.following
         evaluated = None if eval_config is None else self._checked(eval_config, called, training)
         if eval_config is None and training is not None and self.env is not None:
             self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
@@ -238,11 +238,11 @@ class Evaluations:
         if self.env_config is not None:
             return self._checked(self.env_config)
         if self._algorithm.env is None or self.env is None:
-            return self._following
+            return self.following
         return inherited_config(self._algorithm.env.parameter_state.in_force.given, self.num_envs)
 
     @property
-    def _following(self) -> Given:
+    def following(self) -> Given:
         """The `env_config` of training's next reset; without training, the evaluation environment's initial one."""
         trained = self._algorithm.env
         return self._came_with if trained is None else trained.parameter_state.following.given
@@ -252,7 +252,7 @@ class Evaluations:
 
         A function counts as the configuration until now, and a schedule as its first point.
         """
-        trained, until_now, steered = self._algorithm.env, self._following, callable(env_config)
+        trained, until_now, steered = self._algorithm.env, self.following, callable(env_config)
         training = until_now if env_config is None or steered else env_config
         trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
         if self.env_in_use is None or (steered and eval_config is None):
@@ -277,7 +277,7 @@ class Evaluations:
                     raise ValueError(f"{type(self.env_in_use.unwrapped).__name__}: {called}[{name!r}] {wrong}")
         resolved = self.env_in_use.parameter_state.resolve({**env_config, **own}, called, copies)
         given = resolved.given | {name: env_config[name] for name in own}
-        training = self._following if training is None else training
+        training = self.following if training is None else training
         for name, value in moving_in(given).items():
             if training.get(name) != value:
                 raise ValueError(

@@ -80,11 +80,8 @@ class Record:
         self._logged: dict[str, Any] = {}  # all params that the run has; `...`: with a value of an earlier process
         self._tagged: Path | None = None
         self._database: str | None = None
-        # The training's `env_config`; None until known, as in a run that begins with an evaluation.
+        # The training's `env_config`; None until it is known, as in a run that begins with an evaluation.
         self._config: Given | None = None
-        if algorithm.env is None:
-            env = evaluations.env
-            self._config = {} if env is None else env.parameter_state.following.given
 
     @functools.cached_property
     def spec(self) -> RunSpec:
@@ -137,9 +134,9 @@ class Record:
         self.spec = replace(self.spec, run=run.options)
         horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
         if horizons is not None:
-            state = horizons.env.parameter_state
-            following = state.following.given if given is None else given
-            self._config = following if horizons.reset_is_due() else state.in_force.given
+            following = self.evaluations.following if given is None else given
+            in_force = horizons.env.parameter_state.in_force.given
+            self._config = following if horizons.reset_is_due() else in_force
 
     def open(self, *, trains: bool = True) -> None:
         """Begin or continue the tracked run; without `trains`, additions to an ended run keep its status."""
@@ -152,7 +149,7 @@ class Record:
             self._process = os.getpid()
         fresh = self._handle is None
         self._only_adds = not fresh and not trains
-        known = self._config is not None
+        known = self._config is not None or self.algorithm.env is None
         params = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
         self._logged |= params
         self.tracker.start(
@@ -247,9 +244,7 @@ class Record:
     @property
     def params(self) -> dict[str, Any]:
         """The params of the run: hyperparameters, physics, options, versions and the machine."""
-        env, config = self.algorithm.env, self._config
-        if config is None:
-            config = {} if env is None else env.parameter_state.following.given
+        config = self.evaluations.following if self._config is None else self._config
         eval_config = None if self.run is None else self.run.eval_env_config
         present = {
             **self.algorithm.params,
