@@ -59,6 +59,13 @@ class Worth(CartPole):
 EACH = {"length": [0.5, 0.6, 0.7, 0.8]}
 
 
+def test_a_run_under_the_defaults_again_does_not_wait_for_what_moved_the_physics_before():
+    trainer = make(resets=1)
+    moving = {"length": Scheduled([(0, 0.55), (1, 0.6)], by=EVALS)}
+    run(trainer, env_config=moving, steps_per_eval=1, max_steps=1)
+    assert run(trainer, env_config={}, max_steps=1)[keys.STEPS] == 2
+
+
 @pytest.mark.parametrize(
     ("first", "second", "evaluates_alike", "trains_alike"),
     [
