@@ -28,7 +28,7 @@ def seen(mlflow_template, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("browser")
         patch.chdir(folder)
-        patch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+        patch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
         (folder / "mlruns").mkdir()
         shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
         for name in LEARNING_RATES:

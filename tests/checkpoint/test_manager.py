@@ -31,7 +31,8 @@ from rl8x.tracking import MLflowTracker, shipping
 from rl8x.tracking.journal import read_ack
 from rl8x.trainers import Checkpoints
 
-shipping._Shipper = getattr(shipping._Shipper, "process", shipping._Shipper)  # as for users, which tests are not
+process = shipping._ShipperProcess
+shipping._ShipperProcess = getattr(process, "process", process)  # as for users, which tests are not
 fsync = os.fsync
 
 def noted(fd):

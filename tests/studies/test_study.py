@@ -69,7 +69,7 @@ def ran(mlflow_template, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("study")
         patch.chdir(folder)
-        patch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+        patch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
         (folder / "mlruns").mkdir()
         shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
         first = run_with_trouble(make(**TRIED), patch)
@@ -238,7 +238,7 @@ def test_what_a_training_could_not_send_is_sent(ran):
 
 
 def test_a_study_goes_on_in_its_store_from_another_working_directory(mlruns, mlflow_client, tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.tracking.shipping._Shipper", InProcess)
+    monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
     options = {"train": {"fixed": {}}, "max_steps": 1, "name": "moved", "directory": str(mlruns / "studies" / "moved")}
     with monkeypatch.context() as patch:
         patch.setattr(work._TrainingJob, "_conclude", lambda *_: 1 / 0)

@@ -397,7 +397,7 @@ class Confirmed(Condition):
         if self.by is not None:
             return self.by.judge(row)
         others = {name: value for name, value in row.items() if name not in self._evaluated}
-        return self.condition.judge(others | {name: row[its] for name, its in self._evaluated.items() if its in row})
+        return self.condition.judge(others | {name: row[new] for name, new in self._evaluated.items() if new in row})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, without the trainer, which the copy's own run binds."""
