@@ -72,6 +72,27 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     assert "Until `max_steps=2`; under the function `tests.trainers.test_description.narrower`." in steered
 
 
+def test_steps_by_hand_after_a_run_do_not_go_by_its_plan():
+    trainer = trained(run={"steps_per_eval": 1, "eval_env_config": {"length": 1.0}}, num_eval_envs=2)
+    assert "Until `max_steps=2`" in trainer.tracker.description
+    trainer.step()
+    trainer.close()
+    assert not [line for line in trainer.tracker.description.split("\n\n") if "max_steps" in line or "every" in line]
+    params = trainer.tracker.params
+    assert (params["run.max_steps"], params["run.steps_per_eval"]) == (None, None)
+    assert params["eval_env_config.length"] == 1.0  # which evaluations by hand are made under, too
+    trainer.run(max_steps=1, progress="none")
+    assert "Until `max_steps=1`." in trainer.tracker.description
+    assert trainer.tracker.params["run.max_steps"] == 1
+
+
+def test_evaluations_by_hand_after_a_resume_say_what_they_are_made_under(tmp_path):
+    trained(run={"eval_env_config": {"length": 1.0}}, num_eval_envs=2, checkpoints=tmp_path)
+    trainer = Trainer.resume(tmp_path, tracker=MemoryTracker())
+    trainer.step()
+    assert trainer.evaluations.env_config["length"] == trainer.tracker.params["eval_env_config.length"] == 1.0
+
+
 def narrower(known):
     return {"length": 0.5}
 

@@ -67,6 +67,7 @@ class Record:
         self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
         self.evaluations = evaluations
         self.run: RunState | None = None  # in progress, or the last one
+        self.plan: RunState | None = None  # the same, but None in a loop over `step()`, which no `run()` plans
         self.results = Results()  # its mean returns so far
         self.env_config_function: str | None = None  # name of the function given as `env_config`, which cannot be saved
         self.is_written = False  # whether a run file or a `RunSpec` describes the run
@@ -129,7 +130,7 @@ class Record:
 
     def prepare(self, run: RunState) -> None:
         """Store the options of a `run()` before it begins."""
-        self.run = run
+        self.run = self.plan = run
         self.env_config_function = function_name(run.options.env_config)
         self.spec = replace(self.spec, run=run.options)
         horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
@@ -245,12 +246,11 @@ class Record:
     def params(self) -> dict[str, Any]:
         """The params of the run: hyperparameters, physics, options, versions and the machine."""
         config = self.evaluations.following if self._config is None else self._config
-        eval_config = None if self.run is None else self.run.eval_env_config
         present = {
             **self.algorithm.params,
             **self._params_of_ranks(ranks().size),
-            **({} if self.run is None else self.spec.params),
-            **self._config_params(config, eval_config, self.env_config_function),
+            **({} if self.plan is None else self.spec.params),
+            **self._config_params(config, self.evaluations.env_config, self.env_config_function),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -376,7 +376,7 @@ class Record:
         directory, (task, algorithm, model) = self.checkpoints.directory, self.labels.values()
         lines = [ended] if ended else []
         lines += [f"**{algorithm} on {_code(task)}**, model {_code(model)}: {self._configuration()}"]
-        plan = "" if self.run is None else _plan(self.run)
+        plan = "" if self.plan is None else _plan(self.plan)
         lines += [plan] if plan else []
         if "".join(sys.argv[:1]) not in ("", "-c"):
             lines.append(f"Command: {_code(command())}")

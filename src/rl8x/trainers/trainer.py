@@ -562,7 +562,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         refuse_inference_mode()
         self.record.check_process()
-        train_step = self.train_step
+        train_step, self.record.plan = self.train_step, None
         train_step.take_stop()  # drop the reason of a step that failed
         try:
             train_step.begin()
