@@ -396,7 +396,21 @@ SHOWN = [
     ("no tuned setting of CartPole by 3; there are those by ppo", lambda: rl8x.tuned("CartPole", 3)),
     ("`lr` must be finite; got 1000", lambda: PPOConfig(lr=10**400)),
 ]
+# Whole numbers that run files do not hold.
+LARGE = [
+    (f"{name} must be .*of at most 63 bits; got -?9223372036854775808", call)
+    for name, call in {
+        "`seed`": lambda: PPOConfig(seed=2**63),
+        "`seqs_per_state_reset`": lambda: PPOConfig(seqs_per_state_reset=-(2**63)),
+        "`seed`.*": lambda: RunSpec.from_plain({"env": "CartPole", "seed": 2**63}),
+        "`test_seed`": lambda: rl8x.Study({"a": {}}, {"length": [1]}, env="CartPole", max_steps=1, test_seed=2**63),
+        "`keep`": lambda: rl8x.Checkpoints(keep=2**63),
+        "Plateau: `patience`": lambda: Plateau(LOSS, patience=2**63),
+        "`num_eval_envs`": lambda: rl8x.Trainer(PPOConfig().build(CartPole), num_eval_envs=2**63),
+    }.items()
+]
 REFUSED = [
+    *LARGE,
     *CONDITIONS,
     *PLAIN,
     *OPTIONS,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rl8x import HitsUpperBound, MemoryTracker, PPOConfig, Trainer
+from rl8x import HitsUpperBound, MemoryTracker, Plateau, PPOConfig, Trainer
 from rl8x.checkpoint import Checkpoints, find
 from rl8x.checkpoint.load import problems_of
 from rl8x.config import RunSpec
@@ -81,6 +81,19 @@ def test_a_resumed_run_has_its_spec_and_what_is_given_anew(tmp_path):
     }
     assert checkpoint.metadata["resolved"]["config"]["lr"] == 0.5  # the next resume builds with it
     assert Trainer.resume(tmp_path).algorithm.config.lr == 0.5
+
+
+@pytest.mark.parametrize("largest", [2**63 - 1])
+def test_the_run_file_of_any_legal_run_is_legal(tmp_path, largest):
+    config = PPOConfig(**SMALL, seed=largest, seqs_per_state_reset=largest)
+    stops = [HitsUpperBound("env/steps", largest + 1), Plateau("losses/total", patience=largest)]
+    trainer = Trainer(config.build(CartPole), tracker=MemoryTracker(), checkpoints=Checkpoints(tmp_path, keep=largest))
+    trainer.run(max_steps=1, steps_per_eval=largest, stop_conditions=stops, progress="none")
+    file = tmp_path / "run.yaml"
+    file.write_text(trainer.tracker.texts["run.yaml"])
+    spec = RunSpec.from_file(file)
+    assert not spec.diff(trainer.record.spec)
+    assert spec.algorithm.make_config() == config
 
 
 def test_what_no_file_can_hold_says_why_in_its_place():

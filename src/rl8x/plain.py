@@ -19,6 +19,8 @@ MAX_DEPTH: Final = 32
 """Maximum nesting of mappings and lists in a file."""
 MAX_VALUES: Final = 100_000
 """Maximum number of values in a file, including keys; the values of an alias count at every use."""
+MAX_WHOLE: Final = 2**63 - 1
+"""Largest whole number of an option, such as a seed; files and tables hold no larger ones."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 # Sequences that are not lists in a file.
@@ -159,10 +161,13 @@ class FrozenList(list[Any]):
 def checked_number(value: Any, name: str, owner: str = "", *, least: float = -math.inf, whole: bool = False) -> Any:
     """Return an argument, which may be NumPy's number, as a Python number for files; else raise a `ValueError`."""
     kind: Any = numbers.Integral if whole else numbers.Real
-    if not isinstance(value, kind) or isinstance(value, bool) or not abs(value) < math.inf or value < least:
+    is_number = isinstance(value, kind) and not isinstance(value, bool) and abs(value) < math.inf
+    is_large = is_number and isinstance(value, numbers.Integral) and abs(int(value)) > MAX_WHOLE
+    if not is_number or (whole and is_large) or value < least:
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
+        needed += ", of at most 63 bits" * (whole and is_large)
         raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {in_line(repr(value)):.200}.")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return int(value) if isinstance(value, numbers.Integral) and not is_large else float(value)
 
 
 def own_values(value: Any) -> Any:

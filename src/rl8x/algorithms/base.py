@@ -97,8 +97,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
     seed: int | None = option(
         None,
-        "Seed of the run; equal seeds give equal bits on one machine. None draws one, which is recorded in the run's "
-        "params.",
+        "Seed of the run, a whole number from 0 to 2^63 - 1; equal seeds give equal bits on one machine. None draws "
+        "one, which is recorded in the run's params.",
         low=0,
     )
     device: str = option("auto", "Device of environment, policy and update; 'auto' is CUDA if available, else the CPU.")

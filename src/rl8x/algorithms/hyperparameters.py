@@ -22,7 +22,7 @@ from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.names import called_here
 from rl8x.output import in_line
-from rl8x.plain import frozen, own_values
+from rl8x.plain import MAX_WHOLE, frozen, own_values
 
 T = TypeVar("T")
 # Largest divisor that is tried: no memory holds its square, and typing errors with more zeros are refused at once.
@@ -97,7 +97,8 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
             hint = " None is null in YAML." if value == "None" and may_be_none else ""
             raise TypeError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.{hint}")
     low, high, above = declared["low"], declared["high"], declared["above"]
-    if not is_number or (low <= value <= high and value > above and abs(value) <= sys.float_info.max):
+    most = MAX_WHOLE if kind.startswith("int") else sys.float_info.max
+    if not is_number or (low <= value <= high and value > above and abs(value) <= most):
         return
     bounds = []
     if above > -math.inf:
@@ -106,8 +107,9 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
         bounds.append(f"at least {low:g}")
     if high < math.inf:
         bounds.append(f"at most {high:g}")
-    legal = " and ".join(bounds) if abs(value) <= sys.float_info.max else "finite"
-    raise ValueError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.")
+    if not abs(value) <= most:
+        bounds = [*bounds, "of at most 63 bits"] if kind.startswith("int") else ["finite"]
+    raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {in_line(repr(value)):.200}.")
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:

@@ -26,7 +26,7 @@ from rl8x.envs.cells import Cells, check_test, inside, make_cells, num_cells, su
 from rl8x.envs.parameters import moving_in
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
-from rl8x.plain import frozen, thawed
+from rl8x.plain import MAX_WHOLE, frozen, thawed
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 from rl8x.trainers import Trainer
@@ -397,9 +397,10 @@ def _check_range(name: str, values: Mapping[str, Any]) -> None:
 def _listed_seeds(seeds: Any) -> list[int]:
     """Return the seeds of each training as a list; a number of seeds gives 0, 1, ..."""
     listed = list(range(seeds)) if type(seeds) is int and seeds <= 10_000 else seeds
-    legal = isinstance(listed, list) and all(type(seed) is int and seed >= 0 for seed in listed)
+    legal = isinstance(listed, list) and all(type(seed) is int and 0 <= seed <= MAX_WHOLE for seed in listed)
     if not legal or not listed or len(set(listed)) < len(listed):
-        raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
+        need = "their number, or a list of different whole numbers from 0 to 2^63 - 1"
+        raise ValueError(f"`seeds` must be {need}; got {shortened(seeds)}.")
     return listed
 
 
