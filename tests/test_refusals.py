@@ -36,6 +36,8 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import GRUModel, MLPModel
 from rl8x.names import check_arguments
 from rl8x.policy import Policy
+from rl8x.replay.dataset import Dataset
+from rl8x.replay.recording import record
 from rl8x.schedules import Schedule
 from rl8x.spaces import AsymmetricDict, check_supported, space_to_plain
 from rl8x.video import film, record_video
@@ -384,6 +386,11 @@ FILMS = [
 # -- what is shown in several lines
 
 
+def decided(state):
+    return Policy(Pendulum(1).single_observation_space, X).decide(np.zeros(3, np.float32), state)
+
+
+ROWS = {name: torch.ones(1) for name in ("obs", "actions", "rewards", "terminated", "truncated")}
 MODULE, LINES = torch.nn.Sequential(torch.nn.Linear(1, 1)), r"got Sequential\(\\n  \(0\): Linear"
 SHOWN = [
     (f"films are of a Policy in an Env; {LINES}", lambda: film(MODULE, None)),
@@ -395,6 +402,28 @@ SHOWN = [
     (r"no tuned setting of a\\nb\.", lambda: rl8x.tuned("a\nb")),
     ("no tuned setting of CartPole by 3; there are those by ppo", lambda: rl8x.tuned("CartPole", 3)),
     ("`lr` must be finite; got 1000", lambda: PPOConfig(lr=10**400)),
+]
+ARRAY = np.zeros(3)
+# What torch, NumPy or Python would refuse deep inside.
+ODD = [
+    *((f"`{name}` must be .*; got array", do(PPOConfig, **{name: ARRAY})) for name in ("lr", "seed", "execution")),
+    *((f"`{name}` must be .*; got array", do(PPOConfig, **{name: ARRAY})) for name in ("model_config", "gae_lambda")),
+    *(
+        (f"`device` must be 'auto' or a device of this machine; got '.*{shown}", do(make, device=device))
+        for shown, device in ((r"1\.5", 1.5), ("x", "x"), ("None", None), ("18446", 2**64), (r"\[\]", []))
+        for make in (functools.partial(CartPole, 2), functools.partial(Dataset.from_tensors, ROWS))
+    ),
+    *(
+        (f"`{name}` is a hyperparameter", lambda name=name: PPOConfig(device="cpu").build(CartPole, **{name: 1}))
+        for name in ("num_envs", "seed", "device")
+    ),
+    ("`buffer_path` must be a path", lambda: SACConfig(buffer_path=1.5, device="cpu").build(Pendulum)),
+    ("recordings are of a Policy, or of None, in an Env; got 'x' and .*CartPole", lambda: record("x", CartPole(1), 1)),
+    ("recordings are of a Policy, .*; got None and 'x'", lambda: record(None, "x", 1)),
+    ("`transitions` must be a whole number, at least 1; got nan", lambda: record(None, CartPole(1), math.nan)),
+    ("`seed` must be a whole number, at least 0; got 'x'", lambda: record(None, CartPole(1), 1, seed="x")),
+    ("a data set is made of `obs`, .*; got 'x'", lambda: Dataset.from_tensors("x")),
+    ("`state` must be what the last decision returned, or None; got 'x'", lambda: decided("x")),
 ]
 # Whole numbers that run files do not hold.
 LARGE = [
@@ -411,6 +440,7 @@ LARGE = [
 ]
 REFUSED = [
     *LARGE,
+    *ODD,
     *CONDITIONS,
     *PLAIN,
     *OPTIONS,

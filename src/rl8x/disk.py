@@ -19,8 +19,9 @@ SUMS: Final = "SHA256SUMS"
 
 def named_path(path: str | os.PathLike[str], owner: str) -> Path:
     """Check and return a path that a user gave; `owner` names the argument in errors."""
-    if not (text := os.fsdecode(path)).strip() or "\0" in text:
-        raise ValueError(f"{owner} must be a path, without NUL; got {path!r}.")
+    text = os.fsdecode(path) if isinstance(path, str | os.PathLike) else ""
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{owner} must be a path, without NUL; got {path!r:.200}.")
     return Path(text)
 
 

@@ -327,3 +327,18 @@ def sum_over_ranks(*tensors: Tensor) -> list[Tensor]:
     total = _PRESENT.sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))
     parts = torch.split_with_sizes(total, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return the named device; `"auto"` is CUDA if available. For several ranks, `"cuda"` is each one's own GPU."""
+    if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
+        return ranks().device
+    try:
+        resolved = torch.device(device)
+        torch.zeros(1, device=resolved).item()  # raises for `meta`, which has no values
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"`device` must be 'auto' or a device of this machine; got {str(device)!r:.200} ({reason})."
+        ) from None
+    return resolved

@@ -28,14 +28,13 @@ from rl8x.algorithms.hyperparameters import (
     option,
     part_seed,
     qualified_name,
-    resolve_device,
     scheduled,
     seeded,
     with_preset,
 )
 from rl8x.algorithms.memory_check import allocations_refused
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
-from rl8x.distributed import ranks
+from rl8x.distributed import ranks, resolve_device
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision

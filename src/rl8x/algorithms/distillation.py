@@ -23,7 +23,7 @@ import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import LR, WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.config import PolicyConfig
-from rl8x.algorithms.hyperparameters import option, resolve_device
+from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.algorithms.teacher import (
@@ -39,6 +39,7 @@ from rl8x.algorithms.teacher import (
     read_weights,
     view_of,
 )
+from rl8x.distributed import resolve_device
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.envs import Env

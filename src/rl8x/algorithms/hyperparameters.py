@@ -81,7 +81,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     if value is None:
         raise TypeError(f"`{name}` must be {kind}; got None. Leave it out for its default.")
     if declared["choices"]:
-        if value not in declared["choices"]:
+        if not isinstance(value, tuple(map(type, declared["choices"]))) or value not in declared["choices"]:
             listed = ", ".join(map(repr, declared["choices"]))
             raise ValueError(f"`{name}` must be one of {listed}; got {in_line(repr(value)):.200}.")
         return
@@ -94,7 +94,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
         ("dict", isinstance(value, dict), f"a mapping of names to values{f', {example[0]}' if example else ''}"),
     ):
         if kind.startswith(begins) and not fits:
-            hint = " None is null in YAML." if value == "None" and may_be_none else ""
+            hint = " None is null in YAML." if str(value) == "None" and may_be_none else ""
             raise TypeError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.{hint}")
     low, high, above = declared["low"], declared["high"], declared["above"]
     most = MAX_WHOLE if kind.startswith("int") else sys.float_info.max
@@ -138,21 +138,6 @@ def scheduled(config: Any) -> list[str]:
     """Return the hyperparameters that have a schedule, `NAME_schedule`."""
     kinds = {field.name: kind_of(field) for field in dataclasses.fields(config)}
     return [name for name in kinds if "list[list[float]]" in kinds.get(f"{name}_schedule", "")]
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the named device; `"auto"` is CUDA if available. For several ranks, `"cuda"` is each one's own GPU."""
-    if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
-        return ranks().device
-    try:
-        resolved = torch.device(device)
-        torch.zeros(1, device=resolved).item()  # raises for `meta`, which has no values
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"`device` must be 'auto' or a device of this machine; got {str(device)!r} ({reason})."
-        ) from None
-    return resolved
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

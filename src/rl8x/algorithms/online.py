@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.horizons import Horizons, ResetSchedule
-from rl8x.algorithms.hyperparameters import Default, option, part_seed, resolve_device
+from rl8x.algorithms.hyperparameters import Default, option, part_seed
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
-from rl8x.distributed import ranks
+from rl8x.distributed import ranks, resolve_device
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.checks import is_vectorised
 from rl8x.envs.registry import steps_one_by_one

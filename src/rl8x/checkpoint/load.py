@@ -14,7 +14,7 @@ import gymnasium
 
 from rl8x import __version__, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import check_names, resolve_device
+from rl8x.algorithms.hyperparameters import check_names
 from rl8x.algorithms.memory_check import no_memory_checks
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, Metadata, Resolved, as_built, spec_of
@@ -22,6 +22,7 @@ from rl8x.checkpoint.tree import CheckpointError
 from rl8x.config.describe import plain_value
 from rl8x.config.files import algorithm_config_class, restored_options, unwritable_in
 from rl8x.config.spec import RunSpec, default_of
+from rl8x.distributed import resolve_device
 from rl8x.envs.simulator import StandIn
 from rl8x.envs.team import Team
 from rl8x.importing import UntrustedError, classes_in, is_dotted, texts

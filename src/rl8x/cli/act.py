@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import click
 from numpy.typing import NDArray
 
-from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import env_maker_of
 from rl8x.cli.errors import Command, FiniteRange, UserError, WholeRange, check_file, check_folder, name_for_files
 from rl8x.config import apply_overrides, parse_value
+from rl8x.distributed import resolve_device
 from rl8x.envs import Env, env_maker, validate
 from rl8x.envs.cells import make_cells
 from rl8x.envs.parameters import inherited_config, plain, shown_value

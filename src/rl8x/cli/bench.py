@@ -26,11 +26,11 @@ import click
 import torch
 
 from rl8x import __version__, keys
-from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.errors import FiniteRange, UserError, WholeRange, check_file, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
+from rl8x.distributed import resolve_device
 from rl8x.execution.artifacts import cpu_info
 from rl8x.importing import Trust, find_modules_here
 from rl8x.output import described, message_of, short, table

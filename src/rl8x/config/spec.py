@@ -132,9 +132,6 @@ class EnvSpec(_Section):
         Raises:
             ValueError: If there is no environment of this name, or it does not take `env_kwargs`.
         """
-        for name in ("num_envs", "device", "seed"):
-            if name in self.env_kwargs:
-                raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
         name = self.env if env is None else env
         maker = env_maker(name, restored(self.env_kwargs, trust), trust=trust)
         signature = inspect.signature(maker.func)

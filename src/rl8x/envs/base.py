@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from rl8x.distributed import resolve_device
 from rl8x.envs.canvas import DrawsItself
 from rl8x.envs.checks import (
     check_declared,
@@ -104,7 +105,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.num_envs = copies * self.num_agents
         self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
         check_time_limit(self.time_limit, name)
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.generator = torch.Generator(self.device)
         self.set_seed(seed)
         check_declared(self)

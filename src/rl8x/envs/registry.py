@@ -119,6 +119,9 @@ def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), 
         ValueError: If nothing is known or importable by that name.
         TypeError: If it makes no environments, or lacks an argument.
     """
+    for name in ("num_envs", "device", "seed"):
+        if name in arguments:
+            raise ValueError(f"env_kwargs: `{name}` is a hyperparameter. Put it under `algorithm_config`.")
     if isinstance(env, str):
         env = _named(env, trust)
     if isinstance(env, type):

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.distributed import resolve_device
 from rl8x.functional import Moments, moments
+from rl8x.output import in_line
 from rl8x.replay.dataset_files import FILE, SPACES, is_hdf5, read_folder, read_hdf5, read_minari, write_folder
 from rl8x.replay.nstep import NStep
 from rl8x.replay.ring import Columns, Rows, spec_of
@@ -88,7 +90,7 @@ class Dataset(Rows):
         self.episode_returns = sums.diff(prepend=sums.new_zeros(1)).float()
         self.transitions = rows if has_next else _with_next(keys.OBS, rows)
         self.size = len(self.transitions[keys.REWARDS])
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
@@ -99,6 +101,8 @@ class Dataset(Rows):
             device: Where batches are made.
             options: `gaps`, `observation_space` and `action_space` of the class.
         """
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"a data set is made of {_NAMES}, by name; got {in_line(repr(tensors)):.200}.")
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
         return cls({name: as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
 

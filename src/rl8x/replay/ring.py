@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from rl8x.distributed import resolve_device
 from rl8x.spaces import DTYPES
 from rl8x.trees import first_tensor
 
@@ -236,7 +237,7 @@ class Replay(Rows):
         if capacity < 1:
             raise ValueError(f"a replay's capacity must be at least 1 row; got {capacity}.")
         self.capacity = capacity
-        self.device = torch.device(device)
+        self.device = resolve_device(device)
         self.size = 0
         self.total = 0
         self._path = None if path is None else Path(path)
