@@ -330,3 +330,49 @@ def test_what_an_environment_needs_and_is_not_there_is_said_in_one_line(monkeypa
     monkeypatch.setattr(gymnasium, "make_vec", missing)
     with pytest.raises(ValueError, match="'LunarLander-v3' cannot be made: Box2D is not installed"):
         GymnasiumEnv("LunarLander-v3", num_envs=2)
+
+
+# -- observations that change after the first step
+
+LATER = {
+    "shape": ({}, np.zeros(2), r"Changing\.step: the observation must be elements of Box.*; got ndarray \[2\]"),
+    "kind": ({}, np.zeros(3, complex), "Changing.step: the observation must be .*; got .* of complex128"),
+    "none": ({}, "x", "Changing.step: the observation must be elements of Box.*; got 'x'"),
+    "part": (
+        {"observation_space": DictToy.observation_space},
+        {"x": np.zeros(3)},
+        r"Changing\.step: the observation must have the parts of Dict",
+    ),
+    "part's shape": (
+        {"observation_space": DictToy.observation_space},
+        {"x": np.zeros(1), "more": {"left": 1}},
+        r"Changing\.step: the observation\['x'\] must be elements of",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("case", LATER)
+def test_an_observation_of_another_form_in_a_later_step_is_refused_with_the_space(case, mode):
+    attributes, later, message = LATER[case]
+
+    class Changing(DictToy if attributes else Toy):
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            self.left, self.steps = 9, 0
+            return obs, info
+
+        def step(self, action):
+            self.steps += 1
+            result = Toy.step(self, action)
+            return result if self.steps < 3 else (later, *result[1:])
+
+    env = GymnasiumEnv(Changing, 2, vector_kwargs={"autoreset_mode": mode})
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=message) as error:
+        env.step(torch.zeros(2, dtype=torch.int64))
+    assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
 from rl8x.config.describe import env_spec
-from rl8x.envs import BUILTIN, CartPole, make, resolve
+from rl8x.envs import BUILTIN, CartPole, Spread, make, resolve
 from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
 
@@ -30,8 +30,8 @@ def test_make_finds_the_class_of_a_name_and_passes_arguments_on():
 
 
 def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():
-    made_by = env_maker(env_maker(CartPole, {"time_limit": 7}), {"device": "cpu"})
-    assert (made_by.func, made_by.args, dict(made_by.keywords)) == (CartPole, (), {"time_limit": 7, "device": "cpu"})
+    made_by = env_maker(env_maker(Spread, {"time_limit": 7}), {"num_agents": 2})
+    assert (made_by.func, made_by.args, dict(made_by.keywords)) == (Spread, (), {"time_limit": 7, "num_agents": 2})
     assert repr(env_maker("CartPole-v1", {"metrics": ()})) == "GymnasiumEnv('CartPole-v1', metrics=())"
 
 

@@ -145,6 +145,15 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
     _check_obs(owner, "the observation", obs, space, num_envs)
 
 
+def check_latest(vector_env: Any) -> None:
+    """Raise ValueError unless the latest observations of the copies in this process are of their space."""
+    inner = vector_env.unwrapped
+    for copy, obs in zip(getattr(inner, "envs", ()), getattr(inner, "_env_obs", ()), strict=False):
+        if obs is not None:
+            owner = f"{type(copy.unwrapped).__name__}.step"
+            _check_obs(owner, "the observation", obs, inner.single_observation_space, None)
+
+
 def check_rows(owner: str, num_envs: int | None, **numbers: Any) -> None:
     """Raise ValueError unless each of the numbers, such as rewards, has the shape `[num_envs]`, or `[]` of one copy."""
     shape = () if num_envs is None else (num_envs,)

@@ -23,7 +23,7 @@ from torch import Tensor
 from rl8x.envs.base import Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
-from rl8x.envs.checks import check_reset, check_step, check_time_limit, is_vectorised, refuse_observing
+from rl8x.envs.checks import check_latest, check_reset, check_step, check_time_limit, is_vectorised, refuse_observing
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
@@ -182,7 +182,11 @@ class GymnasiumEnv(SimulatorEnv):
         elif self.autoreset_mode == AutoresetMode.SAME_STEP:
             self._put(fresh)  # copies whose episode ends apply them within the step
         raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
-        result: Any = self.vector_env.step(raw_actions)
+        try:
+            result: Any = self.vector_env.step(raw_actions)
+        except (ValueError, TypeError, LookupError):
+            check_latest(self.vector_env)  # raises for an observation that could not be put beside the others
+            raise
         if not self._is_known:
             check_step(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)
             self._is_known = True
