@@ -26,6 +26,7 @@ from rl8x.replay.recording import record
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
+from rl8x.studies.compare import compare
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _results, _series
 from rl8x.tracking.journal import is_sent
@@ -237,9 +238,17 @@ def test_what_a_training_could_not_send_is_sent(ran):
     assert run.info.status == "FINISHED"
 
 
-def test_a_study_goes_on_in_its_store_from_another_working_directory(mlruns, mlflow_client, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["mlruns/studies", "apart"])
+def test_a_study_goes_on_in_its_store_from_another_working_directory(
+    mlruns, mlflow_client, tmp_path, monkeypatch, place
+):
     monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
-    options = {"train": {"fixed": {}}, "max_steps": 1, "name": "moved", "directory": str(mlruns / "studies" / "moved")}
+    options = {
+        "train": {"fixed": {}},
+        "max_steps": 1,
+        "name": "moved",
+        "directory": str(mlruns.parent / place / "moved"),
+    }
     with monkeypatch.context() as patch:
         patch.setattr(work._TrainingJob, "_conclude", lambda *_: 1 / 0)
         assert list(make(**options).run()) == []
@@ -248,6 +257,7 @@ def test_a_study_goes_on_in_its_store_from_another_working_directory(mlruns, mlf
     study = make(**options)
     frame = study.run()
     study.report()
+    assert len(compare(study.folder).runs) == 2
     (parent,), children = runs_of(mlflow_client)
     assert {run.info.run_id for run in children} == {*frame[table.RUN]}
     assert {run.info.status for run in (parent, *children)} == {"FINISHED"}

@@ -22,7 +22,8 @@ from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_middle, in_line, table, width_of
 from rl8x.studies import figures, statistics
-from rl8x.studies.table import DEFINITION, plain_name, read
+from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
+from rl8x.tracking.location import store_of
 from rl8x.tracking.private import RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, legal_name
 from rl8x.tracking.runs import RunReader
@@ -111,11 +112,10 @@ class Comparison:
             row: dict[str, Any] = {"group": label, "runs": len(runs)}
             for name in self._heads:
                 values = frame.loc[[run.id for run in runs], name].dropna()
-                names = (name, f"{name}_low", f"{name}_high")
-                row |= dict.fromkeys(names, math.nan)
+                found: Sequence[Any] = statistics.NOTHING
                 if len(values):
                     found = statistics.bootstrap(statistics.mean, values.to_numpy()[:, None], level=self.level)
-                    row |= zip(names, map(float, found), strict=True)
+                row |= zip((name, f"{name}_low", f"{name}_high"), map(float, found), strict=True)
             rows.append(row)
         return pandas.DataFrame(rows)
 
@@ -268,7 +268,9 @@ def compare(
     """
     if not 0 < level < 1:
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    reader = RunReader(tracking_uri)
+    folders = [Path(each) for each in _listed(runs) if os.path.isdir(each)]
+    stores = (store_of(each, tracking_uri, (read_if_there(each / DEFINITION) or {}).get("mlruns")) for each in folders)
+    reader = RunReader(next((each["tracking_uri"] for each in stores), tracking_uri))
     records = find_runs(reader, _listed(runs), experiment)
     names = tuple(dict.fromkeys(_listed(metrics))) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)

@@ -119,10 +119,7 @@ class StudyConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _plain_value(getattr(self, field.name), field.name))
         check_options(self)
-        for name in ("name", "directory"):
-            if not isinstance(getattr(self, name), str | None):
-                raise TypeError(f"`{name}` must be a text; got {shortened(getattr(self, name))}. Put it in quotes.")
-        if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
         if self.directory is not None:
             named_path(self.directory, "`directory`")

@@ -82,8 +82,8 @@ def curves(
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it the training's ranges."""
     figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
-    trained = {name: supports[name][axis.name] for name in supports if axis.name in supports[name]}
-    trained = {group.training: trained[group.training] for group in groups if group.training in trained}
+    own = {group.training: supports.get(group.training, {}) for group in groups}
+    trained = {training: support[axis.name] for training, support in own.items() if axis.name in support}
     heights = [1, 0.045 * len(trained) + 0.03] if trained else [1]
     panel, *strips = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for number, group in enumerate(groups):

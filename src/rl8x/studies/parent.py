@@ -31,9 +31,9 @@ _ENDS: Final = ("mean", "low", "high")  # of a curve
 class ParentRun:
     """The tracked run of a study, found by its key and begun at once; `repeats`: it will log the same report again."""
 
-    def __init__(self, study: StudyConfig, key: str, *, repeats: bool) -> None:
+    def __init__(self, study: StudyConfig, key: str, *, repeats: bool, mlruns: object = None) -> None:
         self.study, self.key = study, key
-        named: dict[str, Any] = store_of(study.folder, study.run.get("tracking_uri"))
+        named: dict[str, Any] = store_of(study.folder, study.run.get("tracking_uri"), mlruns)
         self.store_uri = locate(named["tracking_uri"]).uri  # the whole address
         self.tracker: Tracker = NullTracker()
         if study.run.get("tracking") is not False:

@@ -42,6 +42,7 @@ class FoundStudy:
     units: Mapping[str, str] = field(default_factory=dict)
     created: str = ""  # the date on which it began: 2026-11-25
     run_key: str = ""  # the key of its parent run
+    mlruns: str = ""  # the folder that has its runs where no other store is named
     title: str = "Study"
     folder: Path = Path("report")  # the default folder of the report's files
     run_id: str | None = None  # the ID of its parent run, if it was found by that
@@ -76,7 +77,8 @@ def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> F
     if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
     stored = read(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
-    known = {name: stored[name] for name in ("supports", "definition", "units", "created", "run_key") if name in stored}
+    kept = ("supports", "definition", "units", "created", "run_key", "mlruns")
+    known = {name: stored[name] for name in kept if name in stored}
     named = stored.get("definition", {}).get("name", title)
     return FoundStudy(table.from_plain(evaluations), **known, title=named, folder=output, run_id=run_id)
 
@@ -181,7 +183,7 @@ def report(
     files = report.write(found.folder if output is None else output)
     if log and (found.run_id or (found.run_key and found.definition.get("tracking") is not False)):
         named = tracking_uri or found.definition.get("tracking_uri")
-        location = locate(named if found.run_id else store_of(found.folder.parent, named)["tracking_uri"])
+        location = locate(named if found.run_id else store_of(found.folder.parent, named, found.mlruns)["tracking_uri"])
         if is_default(location) and location.database and not location.database.exists():  # a folder from elsewhere
             return report
         reader = RunReader(location.uri)

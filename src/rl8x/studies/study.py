@@ -30,7 +30,7 @@ from rl8x.studies.report import report
 from rl8x.studies.training import run_job
 from rl8x.tracking import sync
 from rl8x.tracking.journal import is_sent
-from rl8x.tracking.location import make_mlruns
+from rl8x.tracking.location import make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FolderLock, is_locked
 
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # errors of a disk that is full or has become read-only
@@ -120,7 +120,7 @@ class Study:
             # After failures or with more trials, a report logs other values at the same steps, so all its points are
             # sent and become the last of their steps. A report that repeats the previous ones is not sent again.
             repeats = all(report == {"trials": config.trials, "failed": []} for report in stored["reports"])
-            parent = ParentRun(config, stored["run_key"], repeats=repeats)
+            parent = ParentRun(config, stored["run_key"], repeats=repeats, mlruns=stored.get("mlruns"))
             interrupted, self.failed = True, {}
             try:
                 how = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
@@ -195,6 +195,7 @@ class Study:
         stored = self._stored()  # again, as another process may have started it meanwhile
         if stored is None or stored["definition"].get("trials") != self.config.trials:
             new = {"run_key": uuid.uuid4().hex, "created": datetime.date.today().isoformat(), "reports": []}
+            new["mlruns"] = str(mlruns_dir())  # where its runs are, unless its folder or somebody names another store
             known = {"definition": self.config.to_dict(), "units": self.config.units(), "rl8x": __version__}
             stored = (new if stored is None else stored) | known
             table.write(self.folder / table.DEFINITION, stored)

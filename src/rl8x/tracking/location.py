@@ -216,14 +216,16 @@ def database_beside(folder: Path, database: Path | None) -> str | None:
     return f"../../{database.name}"
 
 
-def store_of(folder: Path, tracking_uri: str | None = None) -> dict[str, str | None]:
+def store_of(folder: Path, tracking_uri: str | None = None, mlruns: object = None) -> dict[str, str | None]:
     """Return the tracker's options for runs of a folder such as `mlruns/studies/NAME`.
 
-    If no store is named, the database two folders above takes precedence over that of the working directory.
+    If no store is named, the database two folders above takes precedence over that of the folder `mlruns` in which the
+    runs began, if it is remembered, and that over the working directory's.
     """
-    root = _root(folder)
-    if (tracking_uri or user_tracking_uri()) is None and root != mlruns_dir() and (root / "mlflow.db").exists():
-        return {"tracking_uri": sqlite_uri(root / "mlflow.db"), "spool_dir": str(root / "spool")}
+    if (tracking_uri or user_tracking_uri()) is None:
+        for root in (_root(folder), *([Path(mlruns)] if isinstance(mlruns, str) and mlruns else [])):
+            if root != mlruns_dir() and (root / "mlflow.db").exists():
+                return {"tracking_uri": sqlite_uri(root / "mlflow.db"), "spool_dir": str(root / "spool")}
     return {"tracking_uri": tracking_uri, "spool_dir": None}
 
 
