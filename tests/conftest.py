@@ -157,7 +157,8 @@ def own_environments_are_checked_once():
     checked = set()
 
     def check(env) -> None:
-        own = type(env).__module__.startswith("rl8x.") and env.capturable and env.parameter_state.due is None
+        state = env.parameter_state
+        own = type(env).__module__.startswith("rl8x.") and env.capturable and state.next is state.current
         key = env.program_key, repr(env.single_observation_space), repr(env.single_action_space)
         if not own or key not in checked:
             validate(env)

@@ -40,7 +40,7 @@ def test_the_source_of_an_episode_is_that_of_the_draw_it_began_with(config):
         ends += int(done.sum())
         began, lengths = now.clone(), values.clone()
         if label == "learnable:":
-            (group,) = env.parameter_state.in_force.curricula
+            (group,) = env.parameter_state.current.curricula
             assert values[now >= 0].equal(group.state["values"][now[now >= 0], list(group.members).index("length")])
     assert ends > 20
 
@@ -72,7 +72,7 @@ def test_programs_know_kinds_and_not_numbers():
     env = CartPole(4, seed=0)
 
     def places():
-        return [group.state["numbers"].data_ptr() for group in env.parameter_state.in_force.curricula]
+        return [group.state["numbers"].data_ptr() for group in env.parameter_state.current.curricula]
 
     def key(config):
         env.reset(config=config)
@@ -98,7 +98,7 @@ def walk(env, steps):
     for _ in range(steps):
         _, found = step(env)
         ended = (found.terminated | found.truncated)[None]
-        if env.parameter_state.in_force.moves_by_returns:
+        if env.parameter_state.current.moves_by_returns:
             sources = {label: source[None] for label, source in found.sources.items()}
             pending = env.carry["sources"]
             env.parameter_state.update_from_episodes(ended, found.episode_returns[None], {}, sources, pending)
@@ -129,7 +129,7 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     env = CartPole(8, seed=1, time_limit=12)
     env.reset(config=ADAPTIVE)
     walk(env, 200)
-    (group,) = env.parameter_state.in_force.curricula
+    (group,) = env.parameter_state.current.curricula
     low, high = env.parameter_support()["length"]
     assert (low, high) != (0.4, 0.6)
     with env.parameter_state.evaluating():
@@ -137,9 +137,9 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
         assert (env.carry["sources"]["adaptive:"] == -1).all()
         env.reset(config={"length": 0.5})
         assert (env.carry["parameters"]["length"] == 0.5).all()
-    assert env.parameter_state.following.given == ADAPTIVE
+    assert env.parameter_state.next.config == ADAPTIVE
     env.reset()
-    assert env.parameter_state.in_force.curricula == (group,)
+    assert env.parameter_state.current.curricula == (group,)
     assert float(group.state["share"]) == 0.5
     assert env.parameter_support()["length"] == (low, high)
     assert env.parameter_support()["gravity"] == pytest.approx((9.8, 9.8))
@@ -161,7 +161,7 @@ def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
         monkeypatch.setattr("rl8x.algorithms.hyperparameters.ranks", lambda: present)
         env = PPOConfig(num_envs=4, horizon=4, sgd_minibatch_size=4, seed=seed, device="cpu").build(CartPole).env
         env.reset(config={"length": Learnable(Uniform(0.1, 3.0), threshold=100, levels=8, candidates=8)})
-        [group] = env.parameter_state.in_force.curricula
+        [group] = env.parameter_state.current.curricula
         return group.state["values"].tolist()
 
     assert levels(0, seed=3) == levels(1, seed=3)
@@ -174,7 +174,7 @@ TILT = Parameter(default=0.0, low=-math.inf, high=math.inf)
 def test_a_range_without_limits_may_go_anywhere_where_the_parameter_may():
     env = type("Unbounded", (CartPole,), {"parameters": CartPole.parameters | {"tilt": TILT}})(4, seed=0)
     env.reset(config={"tilt": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1e3, episodes=1)})
-    (group,) = env.parameter_state.in_force.curricula
+    (group,) = env.parameter_state.current.curricula
     for _ in range(3):
         group._move(torch.tensor([True, True]), torch.tensor([False, False]))
     assert env.parameter_support()["tilt"] == (-3001.0, 3001.0)

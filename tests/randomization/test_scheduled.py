@@ -5,7 +5,7 @@ import torch
 from tests.randomization.groups import group_of
 
 from rl8x.randomization import Adaptive, Choice, Learnable, LogUniform, Normal, Scheduled, Uniform, from_dict
-from rl8x.randomization.scheduled import PerCopy
+from rl8x.randomization.distributions import Constant
 
 WIDENS = Scheduled([(100, Uniform(0.4, 0.6)), (300, Uniform(0.2, 1.0)), (400, Uniform(0.0, 4.0))])
 
@@ -30,7 +30,7 @@ def test_numbers_go_from_point_to_point(metric, interp, step):
 def test_its_support_is_the_widest_and_all_kinds_can_move():
     assert WIDENS.support == (0.0, 4.0)
     numbers = Scheduled([(0, 0.5), (10, 1.5)])
-    assert numbers.at(5) == PerCopy((1.0,))
+    assert numbers.at(5) == Constant((1.0,))
     weighted = Scheduled([(0, Choice([1, 2], weights=[1, 0])), (10, Choice([3, 4], weights=[0, 2]))])
     assert weighted.at(5) == Choice([2, 3])  # halfway in values, and in shares of 1
     normal = Scheduled([(0, Normal(0.0, 1.0)), (10, Normal(4.0, 3.0))]).clipped(-5.0, 5.0)
@@ -49,7 +49,7 @@ NOISE = torch.rand(500, generator=torch.Generator().manual_seed(0))
         Normal(1.0, 0.5, 0.0, 3.0),
         Choice([1.0, 2.0, 5.0]),
         Choice([1.0, 2.0, 3.0, 4.0], weights=[0, 1, 3, 0]),
-        PerCopy((0.3,)),
+        Constant((0.3,)),
     ],
     ids=repr,
 )

@@ -115,7 +115,7 @@ class Horizons:
             self._check_moves(env_config)
             return
         state = self.env.parameter_state
-        if env_config is not None and self.resets.once and state.resolve(env_config).given != state.in_force.given:
+        if env_config is not None and self.resets.once and state.resolve(env_config).config != state.current.config:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
@@ -126,7 +126,7 @@ class Horizons:
         if not self.resets.once or self.env.episodic:
             return
         state = self.env.parameter_state
-        if (state.following if env_config is None else state.resolve(env_config)).moves_by_returns:
+        if (state.next if env_config is None else state.resolve(env_config)).moves_by_returns:
             raise ValueError(
                 "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
                 "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "
@@ -178,7 +178,7 @@ class Horizons:
         counted = self._without_shortened(rollout.tensors, self.counters[keys.COLLECTS] - 1)
         valid = rollout.tensors.get(keys.VALID)
         state, team = self.env.parameter_state, self.env.team
-        if state.in_force.moves_by_returns:
+        if state.current.moves_by_returns:
             assert self.env.carry is not None
             episodes = counted if team is None else team.episodes(counted)
             ended = episodes[keys.TERMINATED] | episodes[keys.TRUNCATED]
@@ -197,14 +197,14 @@ class Horizons:
         if team is not None:
             self.counters[keys.COPY_STEPS] += self.env.num_copies * horizon * ranks().size
         stats = self.summarise(counted, horizon, team)
-        return Stats.merge(stats, self._parameter_stats()) if state.in_force.shown_names else stats
+        return Stats.merge(stats, self._parameter_stats()) if state.current.shown_names else stats
 
     def _parameter_stats(self) -> dict[str, Number]:
         """Summarise the copies' randomised parameters, and the bounds of moving ones."""
         state, stats = self.env.parameter_state, dict[str, Number]()
         assert self.env.carry is not None
         values, ranges = self.env.carry["parameters"], state.ranges()
-        for name in (name for name in state.declared if name in state.in_force.shown_names):
+        for name in (name for name in state.declared if name in state.current.shown_names):
             drawn, ends = values[name], ranges.get(name, ())
             stats |= zip(keys.parameter_metrics([name]), (drawn.mean(), *torch.aminmax(drawn), *ends), strict=False)
         return stats

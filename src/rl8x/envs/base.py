@@ -143,13 +143,13 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def noise_width(self) -> int:
         """Uniform numbers per copy and step: for the transition, for a reset, and for drawn parameters."""
-        return self.step_noise + self.reset_noise + self.parameter_state.in_force.noise_width
+        return self.step_noise + self.reset_noise + self.parameter_state.current.noise_width
 
     @property
     def program_key(self) -> Hashable:
         """The constants of a compiled or captured `advance`; other constants need another program."""
         team = () if self.team is None else (self.team.names, self.team.agent_id, self.team.state)
-        config = self.parameter_state.in_force.key
+        config = self.parameter_state.current.key
         return type(self), self.num_envs, str(self.device), self.time_limit, config, *team
 
     def noise(self, horizon: int) -> Tensor:
@@ -231,7 +231,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def _fixed(self) -> dict[str, Tensor]:
         """The parameters that resets do not change, `[num_envs]` each."""
-        fixed = self.parameter_state.in_force.fixed
+        fixed = self.parameter_state.current.fixed
         return fixed if self.team is None else {name: self.team.for_agents(value) for name, value in fixed.items()}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
@@ -287,7 +287,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters and sources as `ResolvedConfig.draw` does; all agents of a copy share those of the first."""
-        config, team = self.parameter_state.in_force, self.team
+        config, team = self.parameter_state.current, self.team
         if not config.noise_width:
             return {}, {}
         columns = self._columns(noise, self.step_noise + self.reset_noise, config.noise_width)
@@ -363,7 +363,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def config(self) -> dict[str, Any]:
         """The `env_config` in force, in plain JSON form; empty for the defaults."""
-        return plain(self.parameter_state.in_force.given)
+        return plain(self.parameter_state.current.config)
 
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` as `reset` does and return its plain JSON form, without applying it.
@@ -373,7 +373,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             called: Its name in error messages.
             copies: The argument that sets the number of copies, for error messages.
         """
-        return plain(self.parameter_state.resolve(config, called, copies).given)
+        return plain(self.parameter_state.resolve(config, called, copies).config)
 
     def steer_config(self, config: EnvConfig) -> None:
         """Play each copy's next episode under an `env_config`; those in progress keep the values that they began with.
@@ -413,7 +413,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         carry = self.carry
         if carry is not None:
             # Fixed parameters are left out, as the configuration has them.
-            names = self.parameter_state.in_force.drawn_names
+            names = self.parameter_state.current.drawn_names
             drawn = {name: value for name, value in carry["parameters"].items() if name in names}
             carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
         device = {"generator": self.generator.get_state(), "generator_device": self.device.type}

@@ -196,7 +196,7 @@ class BoundBatch(BoundSimulator):
 
     def check(self, resolved: ResolvedConfig, owner: str) -> None:
         """Raise `ValueError` if copies get different values of a shared attribute, or a value cannot be set in time."""
-        for name in resolved.given:
+        for name in resolved.config:
             binding, fixed = self.bindings[name], resolved.fixed.get(name)
             if not _is_by_copy(binding) and (fixed is None or bool((fixed != fixed[0]).any())):
                 raise ValueError(

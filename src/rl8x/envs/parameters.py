@@ -1,9 +1,9 @@
 """The parameters of an environment, the `env_config` that sets them, and how its values become tensors.
 
 Users map parameter names to numbers, sequences, distributions or their plain forms (`EnvConfig`), or give a function
-that returns such a mapping and is called before each collect (`AnyEnvConfig`). `parsed` turns the values into numbers,
-tuples and distributions (`Given`), and `resolve_config` turns those into tensors, within the declared bounds. Files
-have the plain form (`plain`): numbers, lists, distributions as `{kind: arguments}`, and the name of a function.
+that returns such a mapping and is called before each collect (`AnyEnvConfig`). `parsed` turns every value into a
+distribution (`Parsed`), and `resolve_config` turns those into tensors, within the declared bounds. Files have the
+plain form (`plain`): numbers, lists, distributions as `{kind: arguments}`, and the name of a function.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x import randomization
 from rl8x.names import did_you_mean
 from rl8x.output import in_line
 from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
-from rl8x.randomization.scheduled import NumbersCurriculum, PerCopy
-from rl8x.trees import as_tensor
+from rl8x.randomization.distributions import Assigned, Constant, PerCopy, parsed_value
+from rl8x.randomization.scheduled import NumbersCurriculum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,19 +64,23 @@ class Parameter:
         return f"[{self.low:g}, {self.high:g}]" + (f" {self.unit}" if self.unit else "")
 
 
+Parsed: TypeAlias = Mapping[str, ParameterDistribution]
+"""An `env_config` as `parsed` returns it; numbers and lists are distributions too, `Constant` and `PerCopy`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ResolvedConfig:
     """An `env_config` that has been checked, as tensors and distributions.
 
     Attributes:
-        given: The values that the user gave: numbers, tuples and distributions.
+        config: The values that the user gave.
         fixed: Values that a reset does not change, float32 `[num_envs]`; a value of all copies is stored once.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
         curricula: Curricula of the parameters that move; their noise columns follow those of `drawn`.
         steered: Whether a function sets it before each collect, so that each parameter is a curriculum.
     """
 
-    given: dict[str, Any]
+    config: dict[str, ParameterDistribution]
     fixed: dict[str, Tensor]
     drawn: dict[str, ParameterDistribution]
     curricula: tuple[Curriculum, ...] = ()
@@ -101,7 +104,7 @@ class ResolvedConfig:
     @functools.cached_property
     def shown_names(self) -> set[str]:
         """The parameters to report: those that are drawn, or that a function gave."""
-        return {*self.given} if self.steered else self.drawn_names
+        return {*self.config} if self.steered else self.drawn_names
 
     @functools.cached_property
     def moves_by_returns(self) -> bool:
@@ -110,12 +113,8 @@ class ResolvedConfig:
 
     def support(self, parameters: Mapping[str, Parameter]) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each parameter, as given; for a moving one, at any time."""
-        ends = {}
-        for name, parameter in parameters.items():
-            value = self.drawn.get(name, self.given.get(name, parameter.default))
-            values = value.support if isinstance(value, ParameterDistribution) else np.atleast_1d(value).tolist()
-            ends[name] = float(min(values)), float(max(values))
-        return ends
+        named = self.config | self.drawn
+        return {name: named.get(name, Constant((parameter.default,))).support for name, parameter in parameters.items()}
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1)."""
@@ -131,7 +130,7 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    config: Given,
+    config: Parsed,
     parameters: Mapping[str, Parameter],
     *,
     owner: str,
@@ -149,78 +148,64 @@ def resolve_config(
             raise ValueError(
                 owner + (hint if parameters else f" has {name!r}, but this environment has no parameters.")
             )
-    given: dict[str, Any] = {}
-    fixed: dict[str, Tensor] = {}
+    fixed: dict[str, ParameterDistribution] = {}
     drawn: dict[str, ParameterDistribution] = {}
     for name, parameter in parameters.items():
-        value = config.get(name, parameter.default)
         try:
-            if isinstance(value, ParameterDistribution):
-                distribution = _within_bounds(value, parameter, num_envs, copies)
-                distribution.prepare(device)
-                if distribution.fixed:
-                    fixed[name] = distribution.draw(torch.zeros(num_envs, device=device))
-                else:
-                    drawn[name] = distribution
-            else:
-                numbers = _numbers(value, parameter, num_envs, copies)
-                value = tuple(numbers.tolist()) if numbers.ndim else numbers.item()
-                fixed[name] = numbers.to(torch.float32)
+            value = _within_bounds(config.get(name, Constant((parameter.default,))), parameter, num_envs, copies)
         except ValueError as error:
             raise ValueError(f"{owner}[{name!r}] {error}") from None
-        if name in config:
-            given[name] = value
-    moving = {name: each for name, each in drawn.items() if each.moves}
+        (fixed if value.fixed else drawn)[name] = value
+    given = {name: config[name] for name in parameters if name in config}
+    noise = torch.zeros(num_envs, device=device)
+    tensors = {name: value.draw(noise) for name, value in fixed.items()}
     if steered:
-        curricula = _steered(fixed, drawn, owner)
-    else:
-        try:
-            curricula = make_curricula(moving) if moving else ()
-        except ValueError as error:
-            raise ValueError(f"{owner}: {error}") from None
-        _check_metrics(curricula, owner, metrics)
-    # A number is placed by a fill: a copy from the host would wait for the device each time a function sets it.
-    placed = {
-        name: values.to(device) if values.ndim else torch.full((1,), values.item(), device=device).expand(num_envs)
-        for name, values in fixed.items()
-    }
-    still = {} if steered else {name: each for name, each in drawn.items() if name not in moving}
-    return ResolvedConfig(given, placed, still, curricula, steered)
-
-
-def _check_metrics(curricula: Sequence[Curriculum], owner: str, metrics: Sequence[str]) -> None:
-    """Raise `ValueError` if a curriculum follows a metric that the environment's episodes do not have."""
+        return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), steered=True)
+    for value in drawn.values():
+        value.draw(noise)  # puts constants on the device, before a program that draws is captured
+    try:
+        curricula = make_curricula({name: value for name, value in drawn.items() if value.moves})
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from None
     for each in curricula:
         if each.metric is not None and each.metric not in (RETURNS, *metrics):
             raise ValueError(
                 f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
                 f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
+    return ResolvedConfig(given, tensors, {name: value for name, value in drawn.items() if not value.moves}, curricula)
 
 
-def _steered(
-    fixed: Mapping[str, Tensor], drawn: Mapping[str, ParameterDistribution], owner: str
-) -> tuple[Curriculum, ...]:
+def _steered(values: Mapping[str, ParameterDistribution], owner: str) -> tuple[Curriculum, ...]:
     """Make each parameter a curriculum, whose numbers programs read at each call."""
-    for name, each in drawn.items():
-        if each.moves:
+    for name, value in values.items():
+        if value.moves:
             raise ValueError(
-                f"{owner}[{name!r}] is {each!r}, which moves by itself: an `env_config` that is a function gives "
+                f"{owner}[{name!r}] is {value!r}, which moves by itself: an `env_config` that is a function gives "
                 "distributions that stand still, and moves them itself."
             )
-    numbers = {name: PerCopy(tuple(values.reshape(-1).tolist())) for name, values in fixed.items()}
-    return tuple(NumbersCurriculum({name: each}) for name, each in {**drawn, **numbers}.items())
+    return tuple(NumbersCurriculum({name: value}) for name, value in values.items())
 
 
 def _within_bounds(
     value: ParameterDistribution, parameter: Parameter, num_envs: int, copies: str
 ) -> ParameterDistribution:
-    """Clip a distribution to the bounds; raise `ValueError` if it exceeds them, or is a `Grid` of too many values."""
+    """Clip a value to the parameter's bounds; raise `ValueError` if it exceeds them, or does not fit the copies."""
+    if isinstance(value, PerCopy) and len(value.values) != num_envs:
+        raise ValueError(wrong_number(value, num_envs, copies))
     if isinstance(value, Grid) and len(value.values) > num_envs:
         raise ValueError(
             f"is a Grid of {len(value.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
             f"needs one. Use {copies}={len(value.values)} or more, or draw from the values with Choice."
         )
+    if isinstance(value, Assigned):
+        # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
+        finite = [abs(bound) for bound in (parameter.low, parameter.high) if math.isfinite(bound)]
+        slack = 1e-6 * max(finite, default=0.0)
+        for number in value.values:
+            if not parameter.low - slack <= number <= parameter.high + slack:
+                raise ValueError(f"must be in {parameter.bounds}; got {number:g}.")
+        return value
     clipped = value.clipped(parameter.low, parameter.high)
     low, high = clipped.support
     if low < parameter.low or high > parameter.high:
@@ -228,33 +213,11 @@ def _within_bounds(
     return clipped
 
 
-def _numbers(value: object, parameter: Parameter, num_envs: int, copies: str) -> Tensor:
-    """Return a legal number or `num_envs` of them as a float64 tensor on the CPU."""
-    need = f"must be a number, {num_envs} numbers (one a copy) or a distribution"
-    if isinstance(value, str | bool) or value is None:
-        raise ValueError(f"{need}; got {value!r}.")
-    try:
-        # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.
-        numbers = as_tensor(value).to(torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{need}; got {value!r}.") from None
-    if numbers.ndim == 1 and len(numbers) != num_envs:
-        raise ValueError(wrong_number(numbers, num_envs, copies))
-    if numbers.ndim > 1:
-        raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
-    # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
-    slack = 1e-6 * max((abs(bound) for bound in (parameter.low, parameter.high) if math.isfinite(bound)), default=0.0)
-    illegal = ~((numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite())
-    if bool(illegal.any()):
-        raise ValueError(f"must be in {parameter.bounds}; got {numbers[illegal][0]:g}.")
-    return numbers
-
-
-def wrong_number(values: Sized, num_envs: int, copies: str) -> str:
+def wrong_number(value: PerCopy, num_envs: int, copies: str) -> str:
     """Return the message that the number of values is not that of copies, which the argument `copies` sets."""
     return (
-        f"has {len(values)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or a "
-        "distribution."
+        f"has {len(value.values)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or "
+        "a distribution."
     )
 
 
@@ -262,8 +225,6 @@ ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | Para
 EnvConfig: TypeAlias = Mapping[str, ParameterValue]
 EnvConfigFunction: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, Any]]
 AnyEnvConfig: TypeAlias = Mapping[str, Any] | EnvConfigFunction
-Given: TypeAlias = Mapping[str, Any]
-"""Values as `parsed` returns them."""
 
 # The key of a function's name in its plain form; no parameter has this name.
 _FUNCTION: Final = "function()"
@@ -271,8 +232,8 @@ _FUNCTION: Final = "function()"
 _SHOWN_LENGTH: Final = 100
 
 
-def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
-    """Parse values, which may be in plain form, into numbers, tuples of numbers and distributions, by name."""
+def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, ParameterDistribution]:
+    """Parse the values of an `env_config`, which may be in plain form."""
     if not isinstance(config, Mapping):
         raise TypeError(f"{owner} must be a mapping from parameter names to values; got {in_line(repr(config)):.200}.")
     values = {}
@@ -284,23 +245,9 @@ def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, Any]:
     return values
 
 
-def parsed_value(value: Any) -> Any:
-    """Parse one value; see `parsed`."""
-    if isinstance(value, Mapping):
-        return randomization.from_dict(value)
-    value = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
-    return tuple(value) if isinstance(value, list) else value
-
-
-def plain(config: Given) -> dict[str, Any]:
+def plain(config: Parsed) -> dict[str, Any]:
     """Return the plain form of a configuration, as files have it."""
-
-    def form(value: Any) -> Any:
-        if isinstance(value, ParameterDistribution):
-            return value.to_dict()
-        return list(value) if isinstance(value, tuple) else value
-
-    return {name: form(value) for name, value in config.items()}
+    return {name: value.to_dict() for name, value in config.items()}
 
 
 def function_form(function: EnvConfigFunction) -> dict[str, object]:
@@ -314,36 +261,39 @@ def function_name(config: object) -> str | None:
     return str(config[_FUNCTION]) if isinstance(config, Mapping) and _FUNCTION in config else None
 
 
-def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, Any]:
+def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, ParameterDistribution]:
     """Fit a training's configuration to an evaluation's number of copies.
 
     From values for each copy, and from a `Grid` with more values than copies, the copies take evenly spaced ones.
     """
     fitted = parsed(config)
     for name, value in fitted.items():
-        values = value.values if isinstance(value, Grid) and len(value.values) > num_envs else value
-        if isinstance(values, tuple) and len(values) != num_envs:
-            fitted[name] = tuple(values[(2 * i + 1) * len(values) // (2 * num_envs)] for i in range(num_envs))
+        if not isinstance(value, PerCopy | Grid):
+            continue
+        count = len(value.values)
+        if count > num_envs or (isinstance(value, PerCopy) and count < num_envs):
+            fitted[name] = PerCopy(tuple(value.values[(2 * i + 1) * count // (2 * num_envs)] for i in range(num_envs)))
     return fitted
 
 
-def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, tuple[float, ...]]:
+def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, PerCopy]:
     """Return, by name, the values of the copies in `part`, of all `num_envs`, if they differ between copies.
 
     These come from values for each copy, and from a `Grid` with more values than the part has copies.
     """
     parts = {}
     for name, value in parsed(config).items():
-        values = value.values if isinstance(value, Grid) else value
-        count = len(values) if isinstance(values, tuple) else 0
-        if len(part) < count <= num_envs if isinstance(value, Grid) else count == num_envs:
-            parts[name] = tuple(values[i % count] for i in part)
+        if not isinstance(value, PerCopy | Grid):
+            continue
+        count = len(value.values)
+        if count == num_envs if isinstance(value, PerCopy) else len(part) < count <= num_envs:
+            parts[name] = PerCopy(tuple(value.values[i % count] for i in part))
     return parts
 
 
 def moving_in(config: EnvConfig) -> dict[str, ParameterDistribution]:
     """Return the distributions of an `env_config` that move while a policy trains."""
-    return {name: value for name, value in parsed(config).items() if getattr(value, "moves", False)}
+    return {name: value for name, value in parsed(config).items() if value.moves}
 
 
 def followed_in(config: EnvConfig) -> dict[str, str]:
@@ -357,12 +307,10 @@ def shown_value(value: object) -> object:
     Of many values the text is `200 values from 0.25 to 1.0`.
     """
     shown = parsed_value(value)
-    if not isinstance(shown, tuple | ParameterDistribution):
-        return shown
-    text = repr(list(shown) if isinstance(shown, tuple) else shown)
-    if len(text) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | tuple):
-        return text
-    values = shown if isinstance(shown, tuple) else shown.values
-    text = f"{len(values)} values from {min(values)} to {max(values)}"
-    kind = "" if isinstance(shown, tuple) else f"{type(shown).__name__} of "
-    return kind + text + (", weighted" if getattr(shown, "weights", None) is not None else "")
+    if isinstance(shown, Constant):
+        return shown.values[0]
+    if len(repr(shown)) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | PerCopy):
+        return repr(shown)
+    kind = "" if isinstance(shown, PerCopy) else f"{type(shown).__name__} of "
+    weighted = ", weighted" if isinstance(shown, Choice) and shown.weights is not None else ""
+    return f"{kind}{len(shown.values)} values from {min(shown.values)} to {max(shown.values)}{weighted}"

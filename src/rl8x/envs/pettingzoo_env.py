@@ -168,7 +168,7 @@ class PettingZooEnv(SimulatorEnv):
         self, copy: int, obs: list[Any], alive: np.ndarray, parameters: Mapping[str, Tensor], seed: int | None = None
     ) -> None:
         """Reset a copy under its parameters; write its agents' observations and presence into their rows."""
-        given, env, bound = self.parameter_state.in_force.given, self.copies[copy], self._simulators[copy]
+        given, env, bound = self.parameter_state.current.config, self.copies[copy], self._simulators[copy]
         values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
         seen, _ = bound.reset_under(values, lambda: env.reset(seed=seed))
         for agent, row in self._rows(copy):

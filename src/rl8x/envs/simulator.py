@@ -57,7 +57,7 @@ class SimulatorEnv(Env):
         if self.team is not None:
             parameters = {name: value[: self.num_copies] for name, value in parameters.items()}
         if self._bound is not None:
-            self._bound.put(parameters, self.parameter_state.in_force.given)
+            self._bound.put(parameters, self.parameter_state.current.config)
 
     def check_config(self, resolved: ResolvedConfig, owner: str) -> None:
         """Raise `ValueError` for values that cannot be set, and for parameters that move with episode returns."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.randomization.distributions import ParameterDistribution, plain
+from rl8x.randomization.distributions import ParameterDistribution
 
 RETURNS = "returns"
 """The metric that is an episode's return; other metrics are the environment's own."""
@@ -74,8 +74,14 @@ class MovingDistribution(ParameterDistribution):
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Any:
         """Return the plain JSON form, with those arguments by name that differ from their defaults."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, ParameterDistribution):
+                return value.to_dict()
+            return list(map(plain, value)) if isinstance(value, tuple) else value
+
         return {self.kind: {name: plain(value) for name, value in self._given().items()}}
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ In run files the same is written in plain JSON: `{"length": {"uniform": [0.25, 1
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from rl8x.names import did_you_mean
 from rl8x.plain import checked_number
+from rl8x.trees import as_tensor
 
 
 def finite_number(value: object, owner: str, name: str) -> float:
@@ -57,13 +59,6 @@ def two_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
 def whole_number(least: int) -> Callable[[object, str, str], int]:
     """Return a check, like the functions above, for whole numbers of at least `least`."""
     return lambda value, owner, name: int(checked_number(value, name, owner, least=least, whole=True))
-
-
-def plain(value: object) -> object:
-    """Return the JSON form of a value of a distribution's field."""
-    if isinstance(value, ParameterDistribution):
-        return value.to_dict()
-    return [plain(part) for part in value] if isinstance(value, tuple) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +141,7 @@ class ParameterDistribution(ABC):
         """
         return self
 
-    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on a device before a program that draws is compiled or captured.
-
-        Args:
-            device: Where the noise of `draw` will be.
-        """
-
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Any:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
         arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
         while arguments[-1] is None:
@@ -163,7 +151,7 @@ class ParameterDistribution(ABC):
     def __repr__(self) -> str:
         """Return the call that makes it, `Uniform(0.1, 0.5)`: required arguments by position, others by name."""
         parts = []
-        for field in (field for field in dataclasses.fields(self) if field.init):
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             text = repr(list(value) if isinstance(value, tuple) else value)
             if field.default is dataclasses.MISSING:
@@ -311,15 +299,12 @@ class _Listed(ParameterDistribution):
 
     values: Sequence[float]
 
-    def __post_init__(self) -> None:
-        self._check(finite_numbers, "values")
-
     @property
     def support(self) -> tuple[float, float]:
         """The smallest and the largest of the values."""
         return min(self.values), max(self.values)
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Any:
         """Return the kind with the values, such as `{"grid": [values]}`."""
         return {self.kind: list(self.values)}
 
@@ -335,25 +320,24 @@ class Choice(_Listed):
 
     kind: ClassVar[str] = "choice"
     weights: Sequence[float] | None = None
-    _numbers: dict[torch.device, Tensor] = dataclasses.field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check(finite_numbers, "weights")
+        self._check(finite_numbers, "values", "weights")
         weights = self.weights
         if weights is not None and (len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0):
             need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
             raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
 
-    def prepare(self, device: torch.device) -> None:
-        """Copy the numbers of `drawn_by` to `device`, once."""
-        if device not in self._numbers:
-            self._numbers[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
+    @functools.cached_property
+    def _on_devices(self) -> dict[torch.device, Tensor]:
+        """The numbers of `drawn_by` on each device where the distribution was drawn."""
+        return {}
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return the value whose share of [0, 1) contains the noise, `[num_envs]`."""
-        self.prepare(noise.device)
-        return self.draw_by(noise, self._numbers[noise.device])
+        if noise.device not in self._on_devices:
+            self._on_devices[noise.device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=noise.device)
+        return self.draw_by(noise, self._on_devices[noise.device])
 
     @property
     def possible(self) -> list[float]:
@@ -390,7 +374,7 @@ class Choice(_Listed):
         values: Tensor = numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
         return values
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Any:
         """Return `{"choice": [values]}`, or the arguments by name if there are weights."""
         if self.weights is None:
             return super().to_dict()
@@ -398,7 +382,30 @@ class Choice(_Listed):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Grid(_Listed):
+class Assigned(_Listed):
+    """Values that copies get round-robin, the same at every reset."""
+
+    fixed: ClassVar[bool] = True
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The values."""
+        return tuple(self.values)
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> Self:
+        """Make the distribution with these values."""
+        return cls(tuple(numbers))
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
+        """Return `numbers[i % len(numbers)]` for copy i, whatever the noise, float32 `[num_envs]`."""
+        values: Tensor = torch.as_tensor(numbers, dtype=torch.float32, device=noise.device)
+        return values.repeat(-(-len(noise) // len(values)))[: len(noise)]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Grid(Assigned):
     """Assign values to copies round-robin, the same at every reset.
 
     Two grids run side by side, not crossed: copy i has the i-th value of each.
@@ -408,15 +415,51 @@ class Grid(_Listed):
     """
 
     kind: ClassVar[str] = "grid"
-    fixed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self._check(finite_numbers, "values")
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return `values[i % len(values)]` for copy i, whatever the noise, float32 `[num_envs]`."""
-        num_envs = noise.shape[0]
-        if num_envs < len(self.values):
-            raise ValueError(f"Grid: {len(self.values)} values need at least as many copies; got num_envs={num_envs}.")
-        repeats = -(-num_envs // len(self.values))
-        return torch.tensor(self.values, dtype=torch.float32, device=noise.device).repeat(repeats)[:num_envs]
+        if len(noise) < len(self.values):
+            raise ValueError(
+                f"Grid: {len(self.values)} values need at least as many copies; got num_envs={len(noise)}."
+            )
+        return super().draw(noise)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerCopy(Assigned):
+    """A list as users write it: one value for each copy."""
+
+    kind: ClassVar[str] = "per_copy"
+
+    def to_dict(self) -> Any:
+        """Return the list."""
+        return list(self.values)
+
+    def __repr__(self) -> str:
+        """Return the list as text."""
+        return repr(self.to_dict())
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Constant(Assigned):
+    """A number as users write it, the only one of `values`: all copies have it."""
+
+    kind: ClassVar[str] = "constant"
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return the number, `[num_envs]`, stored once, by a fill: a copy from the host would wait for the device."""
+        return torch.full((1,), self.values[0], device=noise.device).expand(len(noise))
+
+    def to_dict(self) -> Any:
+        """Return the number."""
+        return self.values[0]
+
+    def __repr__(self) -> str:
+        """Return the number as text."""
+        return repr(self.values[0])
 
 
 KINDS: dict[str, type[ParameterDistribution]] = {}
@@ -446,5 +489,26 @@ def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
             raise TypeError(f"got {arguments!r}")
         return cls(arguments) if issubclass(cls, _Listed) else cls(*arguments)
     except TypeError as error:
-        names = [field.name for field in dataclasses.fields(cls) if field.init]
+        names = [field.name for field in dataclasses.fields(cls)]
         raise ValueError(f"{kind!r} takes {', '.join(names)}, as a list or by name; {error}.") from None
+
+
+def parsed_value(value: Any) -> ParameterDistribution:
+    """Parse a value of an `env_config`: a number, a list with one for each copy, a distribution or its plain form."""
+    if isinstance(value, ParameterDistribution):
+        return value
+    if isinstance(value, Mapping):
+        return from_dict(value)
+    need = "must be a number, a list with one for each copy, or a distribution"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.
+        numbers = as_tensor(value).to(torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{need}; got {value!r:.200}.") from None
+    if numbers.ndim > 1:
+        raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
+    if not bool(numbers.isfinite().all()):
+        raise ValueError(f"must be finite; got {numbers[~numbers.isfinite()][0]:g}.")
+    return PerCopy(tuple(numbers.tolist())) if numbers.ndim else Constant((numbers.item(),))

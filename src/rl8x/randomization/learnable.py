@@ -36,8 +36,6 @@ class LearnableCurriculum(Curriculum):
         if self.state:
             return
         kept, size = self._options.levels, self._options.levels + self._options.candidates
-        for base in self._bases:
-            base.prepare(device)
         whole = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("count", "total", "squares")}
         self.state = {
             "values": self._from_bases(torch.full((size, len(self.members)), 0.5, device=device)),
@@ -216,10 +214,6 @@ class Learnable(MovingDistribution):
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value that the base can draw."""
         return self.base.support
-
-    def prepare(self, device: torch.device) -> None:
-        """Put the base's constants on `device`."""
-        self.base.prepare(device)
 
     def clipped(self, low: float, high: float) -> Learnable:
         """Return the same with the base limited to a parameter's bounds."""

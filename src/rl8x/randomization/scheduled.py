@@ -7,50 +7,17 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 
 from rl8x.randomization.curriculum import Curriculum, MovingDistribution
-from rl8x.randomization.distributions import Grid, ParameterDistribution, finite_number, from_dict, plain
+from rl8x.randomization.distributions import Constant, Grid, ParameterDistribution, finite_number, parsed_value
 
 _POINTS: Final = (
     "must be a list of (metric, distribution) pairs, as in [(0, Uniform(0.4, 0.6)), (1e6, Uniform(0.1, 1.0))]"
 )
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class PerCopy(ParameterDistribution):
-    """A number or a list as a distribution: copy i gets the i-th of `values`, or all copies get the only one."""
-
-    kind: ClassVar[str] = "per_copy"
-    values: tuple[float, ...]
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The smallest and the largest of the values."""
-        return min(self.values), max(self.values)
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The values."""
-        return self.values
-
-    @classmethod
-    def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the distribution with these values."""
-        return cls(tuple(numbers))
-
-    def __repr__(self) -> str:
-        """Return the number, or the list, as text."""
-        return repr(self.values[0] if len(self.values) == 1 else list(self.values))
-
-    @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Any) -> Tensor:
-        """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`, whatever the noise."""
-        values: Tensor = torch.as_tensor(numbers, dtype=torch.float32, device=noise.device).expand(len(noise))
-        return values.clone()  # a carry must not share memory with a curriculum
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -95,7 +62,7 @@ class Scheduled(MovingDistribution):
         if len(shapes) > 1:
             narrow = {"uniform": "Uniform(x, x)", "log_uniform": "LogUniform(x, x)", "normal": "Normal(x, 0)"}
             kinds = {kind.kind for kind, _ in shapes}
-            forms = [narrow[kind] for kind in sorted(kinds & narrow.keys())] if PerCopy.kind in kinds else []
+            forms = [narrow[kind] for kind in sorted(kinds & narrow.keys())] if Constant.kind in kinds else []
             raise ValueError(
                 "Scheduled: the distributions of `points` must be of one kind, with as many values in each; got "
                 f"{', '.join(map(repr, distributions))}."
@@ -134,21 +101,14 @@ class Scheduled(MovingDistribution):
         points = tuple((x, distribution.clipped(low, high)) for x, distribution in self.points)
         return dataclasses.replace(self, points=points)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the plain JSON form, in which a number stands for itself."""
-        form = super().to_dict()
-        points = [[x, drawn.values[0] if isinstance(drawn, PerCopy) else plain(drawn)] for x, drawn in self.points]
-        return {self.kind: {**form[self.kind], "points": points}}  # type: ignore[dict-item]
-
 
 def _point(point: object) -> tuple[float, ParameterDistribution]:
     if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
         raise ValueError(f"Scheduled: `points` {_POINTS}; got {point!r}.")
     x, value = point
-    if isinstance(value, Mapping):
-        value = from_dict(value)
-    if not isinstance(value, ParameterDistribution):
-        value = PerCopy((finite_number(value, "Scheduled", "points"),))
+    if not isinstance(value, ParameterDistribution | Mapping):
+        value = Constant((finite_number(value, "Scheduled", "points"),))
+    value = parsed_value(value)
     if value.moves or isinstance(value, Grid):
         raise ValueError(f"Scheduled: {value!r} cannot be one of `points`: give Uniform, LogUniform, Normal or Choice.")
     return finite_number(x, "Scheduled", "points"), value

@@ -23,6 +23,7 @@ from rl8x.envs.parameters import inherited_config, parsed
 from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.policy import Policy
+from rl8x.randomization.distributions import PerCopy
 from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker, TrackingError
 from rl8x.tracking.runs import RunReader
 from rl8x.tracking.secrets import logger
@@ -174,14 +175,16 @@ class Shows:
             ValueError: If the environment cannot be rendered or made again, or an option is not legal.
         """
         given = None if env_config is None else parsed(env_config)
-        lists = [len(value) for value in (given or {}).values() if isinstance(value, tuple)]
+        lists = [len(value.values) for value in (given or {}).values() if isinstance(value, PerCopy)]
         copies = max(lists, default=1) if copies is None else copies
         algorithm, env = self.algorithm, self._film_env(copies)
         try:
             config = inherited_config(self.evaluations.runs_config() if given is None else given, copies)
             if env.num_copies != copies:  # a twin may have more copies than the film shows
                 rows = [i % copies for i in range(env.num_copies)]
-                config = {name: tuple(v[i] for i in rows) if isinstance(v, tuple) else v for name, v in config.items()}
+                for name, value in config.items():
+                    if isinstance(value, PerCopy):
+                        config[name] = PerCopy(tuple(value.values[i] for i in rows))
             # Moving parameters are drawn from the training's ranges.
             training = None if algorithm.env is None else algorithm.env.parameter_state
             env.parameter_state.configure_for_evaluation(config, training)

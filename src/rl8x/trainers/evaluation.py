@@ -23,7 +23,7 @@ from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.parameters import (
     AnyEnvConfig,
-    Given,
+    Parsed,
     inherited_config,
     moving_in,
     parsed,
@@ -33,8 +33,8 @@ from rl8x.envs.parameters import (
 )
 from rl8x.envs.vectorised import own_statistics
 from rl8x.plain import checked_number
-from rl8x.randomization import Scheduled
-from rl8x.randomization.scheduled import PerCopy
+from rl8x.randomization import ParameterDistribution, Scheduled
+from rl8x.randomization.distributions import Constant, PerCopy
 from rl8x.rollouts.episodes import EpisodeRunner, warn_of_cut
 from rl8x.rollouts.statistics import Stats, agent_means, info_means, named, summary
 from rl8x.spaces import are_alike
@@ -64,7 +64,7 @@ class Evaluations:
         # The training environment's resets if evaluations play in it, else None.
         self._resets = None if algorithm.horizons is None or self.env is not None else algorithm.horizons.resets
         # Without a training environment the initial configuration of the evaluation environment applies.
-        self._came_with: Given = {} if self.env_in_use is None else self.env_in_use.parameter_state.following.given
+        self._came_with: Parsed = {} if self.env_in_use is None else self.env_in_use.parameter_state.next.config
         # The first evaluation warns if it plays an episodic task in the training environment by default.
         episodic = self.env_in_use is not None and self.env_in_use.episodic
         self._warns = eval_env == "auto" and self._resets is not None and episodic
@@ -212,14 +212,14 @@ class Evaluations:
         if self.env_in_use is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
         function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
-        given: Given | None = None
+        given: Parsed | None = None
         if trained is not None and values is not None:
-            given = trained.parameter_state.resolve(values).given
+            given = trained.parameter_state.resolve(values).config
         if function is not None and trained is not None:
             trained.parameter_state.resolve(given or {}, steered=True)
         elif self._algorithm.horizons is not None:
             self._algorithm.horizons.check_applies(given)
-        training = given if trained is None or given is not None else self.following
+        training = given if trained is None or given is not None else self.next_config
         evaluated = None if eval_config is None else self._checked(eval_config, called, training)
         if eval_config is None and training is not None and self.env is not None:
             self._checked(inherited_config(training, self.num_envs), f"{called} (None: as in training)", training)
@@ -233,26 +233,26 @@ class Evaluations:
             names[:0] = [] if given == self.runs_config() else [config_name(plain(given))]
         return " ".join(names) or None
 
-    def runs_config(self) -> Given:
+    def runs_config(self) -> Parsed:
         """Return the `env_config` of the run's evaluations: its `eval_env_config`, else that of training."""
         if self.env_config is not None:
             return self._checked(self.env_config)
         if self._algorithm.env is None or self.env is None:
-            return self.following
-        return inherited_config(self._algorithm.env.parameter_state.in_force.given, self.num_envs)
+            return self.next_config
+        return inherited_config(self._algorithm.env.parameter_state.current.config, self.num_envs)
 
     @property
-    def following(self) -> Given:
+    def next_config(self) -> Parsed:
         """The `env_config` of training's next reset; without training, the evaluation environment's initial one."""
         trained = self._algorithm.env
-        return self._came_with if trained is None else trained.parameter_state.following.given
+        return self._came_with if trained is None else trained.parameter_state.next.config
 
     def are_alike(self, env_config: Any, eval_config: Any) -> tuple[bool, bool]:
         """Whether evaluations, and training, keep their configuration if a run has these checked ones.
 
         A function counts as the configuration until now, and a schedule as its first point.
         """
-        trained, until_now, steered = self._algorithm.env, self.following, callable(env_config)
+        trained, until_now, steered = self._algorithm.env, self.next_config, callable(env_config)
         training = until_now if env_config is None or steered else env_config
         trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
         if self.env_in_use is None or (steered and eval_config is None):
@@ -263,7 +263,7 @@ class Evaluations:
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
-    ) -> Given:
+    ) -> Parsed:
         """Parse an `env_config` for evaluations; `training` is training's future one, None if it stays the same."""
         assert self.env_in_use is not None
         copies = "num_envs" if self.env is None else "num_eval_envs"
@@ -271,13 +271,13 @@ class Evaluations:
         if self.env is not None and ranks().size > 1:
             env_config = parsed(env_config)
             own = part_of_config(env_config, self.num_envs, self._own)
-            for name in env_config.keys() - own:
-                if isinstance(env_config[name], tuple):
-                    wrong = wrong_number(env_config[name], self.num_envs, copies)
+            for name, value in env_config.items():
+                if isinstance(value, PerCopy) and name not in own:
+                    wrong = wrong_number(value, self.num_envs, copies)
                     raise ValueError(f"{type(self.env_in_use.unwrapped).__name__}: {called}[{name!r}] {wrong}")
         resolved = self.env_in_use.parameter_state.resolve({**env_config, **own}, called, copies)
-        given = resolved.given | {name: env_config[name] for name in own}
-        training = self.following if training is None else training
+        given = resolved.config | {name: env_config[name] for name in own}
+        training = self.next_config if training is None else training
         for name, value in moving_in(given).items():
             if training.get(name) != value:
                 raise ValueError(
@@ -287,16 +287,15 @@ class Evaluations:
         return given
 
 
-def values_under(config: Given, env: Env) -> dict[str, Any]:
+def values_under(config: Parsed, env: Env) -> dict[str, ParameterDistribution]:
     """Return the value of each parameter of an environment under a configuration."""
-    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
+    return {name: config.get(name, Constant((parameter.default,))) for name, parameter in env.parameters.items()}
 
 
-def _begins(config: Given, env: Env) -> dict[str, Any]:
-    """Return the number or distribution of each parameter of an environment; of a schedule its first point."""
+def _begins(config: Parsed, env: Env) -> dict[str, ParameterDistribution]:
+    """Return the value of each parameter of an environment; of a schedule its first point."""
     values = values_under(config, env).items()
-    now = {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values}
-    return {name: value.values[0] if isinstance(value, PerCopy) else value for name, value in now.items()}
+    return {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values}
 
 
 # -- names of their metrics

@@ -31,7 +31,7 @@ from rl8x.config.describe import run_spec
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunSpec, TrainerSpec, default_of
 from rl8x.distributed import ranks
-from rl8x.envs.parameters import AnyEnvConfig, Given, function_form, function_name, inherited_config, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, Parsed, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import import_named, is_dotted, keys_in, needs_trust, texts
 from rl8x.output import counted, is_interactive
 from rl8x.plain import dump_run
@@ -82,7 +82,7 @@ class Record:
         self._tagged: Path | None = None
         self._database: str | None = None
         # The training's `env_config`; None until it is known, as in a run that begins with an evaluation.
-        self._config: Given | None = None
+        self._config: Parsed | None = None
 
     @functools.cached_property
     def spec(self) -> RunSpec:
@@ -109,7 +109,11 @@ class Record:
     # -- the tracked run
 
     def resume(
-        self, checkpoint: Checkpoint, origin: Origin, results: Mapping[str, Any], eval_config: Given | None = None
+        self,
+        checkpoint: Checkpoint,
+        origin: Origin,
+        results: Mapping[str, Any],
+        eval_config: Parsed | None = None,
     ) -> None:
         """Continue another process's tracked run and checkpoints; rows after the checkpoint may be logged again."""
         self.checkpoints.go_on_from(checkpoint, origin.newest or checkpoint.path)
@@ -119,7 +123,7 @@ class Record:
             self.tracker.resumed_journal = journal_of(checkpoint.path.parent, checkpoint.metadata)
             self.tracker.names_before = tracked["names"] or {}
         self.results.load_state_dict(results)
-        trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.in_force.given
+        trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.current.config
         function = function_name(checkpoint.spec.run.env_config)
         logged = {*self._config_params(trained, eval_config, function)}
         for name, value in checkpoint.metadata["resolved"]["config"].items():
@@ -135,9 +139,9 @@ class Record:
         self.spec = replace(self.spec, run=run.options)
         horizons, given = self.algorithm.horizons, None if callable(run.env_config) else run.env_config
         if horizons is not None:
-            following = self.evaluations.following if given is None else given
-            in_force = horizons.env.parameter_state.in_force.given
-            self._config = following if horizons.reset_is_due() else in_force
+            following = self.evaluations.next_config if given is None else given
+            current = horizons.env.parameter_state.current.config
+            self._config = following if horizons.reset_is_due() else current
 
     def open(self, *, trains: bool = True) -> None:
         """Begin or continue the tracked run; without `trains`, additions to an ended run keep its status."""
@@ -245,7 +249,7 @@ class Record:
     @property
     def params(self) -> dict[str, Any]:
         """The params of the run: hyperparameters, physics, options, versions and the machine."""
-        config = self.evaluations.following if self._config is None else self._config
+        config = self.evaluations.next_config if self._config is None else self._config
         present = {
             **self.algorithm.params,
             **self._params_of_ranks(ranks().size),
@@ -264,7 +268,7 @@ class Record:
         total = {} if env is None else {"num_envs.total": env.num_copies * size}
         return {"ranks": size, **total} if size > 1 else {}
 
-    def _config_params(self, config: Given, eval_config: Given | None, function: str | None) -> dict[str, Any]:
+    def _config_params(self, config: Parsed, eval_config: Parsed | None, function: str | None) -> dict[str, Any]:
         """Return the environment's parameters as params, and those of evaluations that differ or were logged before."""
         env, evaluations = self.algorithm.env, self.evaluations
         trained = {} if env is None or function is not None else values_under(config, env)
@@ -290,8 +294,8 @@ class Record:
         if callable(env_config):
             function = function_name(function_form(env_config))
         elif env is not None:
-            in_force = env.parameter_state.in_force
-            function, config = function if in_force.steered else None, in_force.given
+            current = env.parameter_state.current
+            function, config = function if current.steered else None, current.config
         if (function, config) != (self.env_config_function, self._config):
             self.env_config_function, self._config = function, config
             self.update_params()

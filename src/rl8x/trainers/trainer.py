@@ -529,7 +529,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         collected = 0 if env is None else env.num_envs * config.horizon * ranks().size
         bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
         run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
-        trained = self.evaluations.following if configs["env_config"] is None else configs["env_config"]
+        trained = self.evaluations.next_config if configs["env_config"] is None else configs["env_config"]
         followed = {} if env is None or callable(trained) else followed_in(trained)
         evaluates_alike, _ = self._measures_alike(run)
         run.check_followed(followed, self.metric_names, self.train_step.eval_row if evaluates_alike else {})
