@@ -77,7 +77,8 @@ def test_a_process_of_ours_finds_nothing_in_the_working_directory(hostile, monke
 
 def test_so_is_what_shared_memory_starts(hostile, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("from rl8x.envs.bound_parameters import SharedTable\nprint(SharedTable([1.0, 2.0])[0:2])\n")
+    lines = ["from rl8x.envs.bound_parameters import SharedTable", "table = SharedTable((1, 2))"]
+    script.write_text("\n".join([*lines, "table[:] = [[1.0, 2.0]]", "print(table[0].tolist())"]))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.stdout == "[1.0, 2.0]\n", done.stderr
     assert executed(hostile) == ""

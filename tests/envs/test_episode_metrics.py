@@ -208,8 +208,14 @@ def test_only_what_a_simulator_told_is_in_the_rows():
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"metric_names": ("distance", "speed")}, r"a dict with \['distance', 'speed'\]; got \['distance'\]"),
-        ({"measure": lambda *_: {"distance": torch.ones(2, dtype=torch.int64)}}, r"'distance' as \[2\] torch.float32"),
+        (
+            {"metric_names": ("distance", "speed")},
+            r"metrics as a dict with \['distance', 'speed'\]; got \['distance'\]",
+        ),
+        (
+            {"measure": lambda *_: {"distance": torch.ones(2, dtype=torch.int64)}},
+            r"metrics\['distance'\] as \[2\] torch.float32",
+        ),
     ],
 )
 def test_what_is_measured_is_validated(attributes, message):

@@ -113,8 +113,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
         options: Any = {"owner": name, "metrics": self.metric_names, "check": self.check_config}
-        self.parameter_state = ParameterState(self.parameters, copies, self.generator, **options)
-        if self.draws:
+        self.parameter_state = ParameterState(self.parameters, copies, self.num_agents, self.generator, **options)
+        if type(self).draw is not DrawsItself.draw:
             self.render_mode = "rgb_array"
             self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
 
@@ -226,13 +226,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Args:
             noise: `[num_envs, noise_width]` in [0, 1).
         """
-        return {**self._fixed, **self._draw(noise)[0]}
-
-    @property
-    def _fixed(self) -> dict[str, Tensor]:
-        """The parameters that resets do not change, `[num_envs]` each."""
-        fixed = self.parameter_state.current.fixed
-        return fixed if self.team is None else {name: self.team.for_agents(value) for name, value in fixed.items()}
+        return {**self.parameter_state.current.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
         """Return the carry of episodes that all start now.
@@ -286,15 +280,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return noise[:, first : first + width] if width else self._no_noise
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters and sources as `ResolvedConfig.draw` does; all agents of a copy share those of the first."""
-        config, team = self.parameter_state.current, self.team
-        if not config.noise_width:
-            return {}, {}
-        columns = self._columns(noise, self.step_noise + self.reset_noise, config.noise_width)
-        if team is None:
-            return config.draw(columns)
-        values, sources = (tree_map(team.for_agents, drawn) for drawn in config.draw(columns[: self.num_copies]))
-        return values, sources
+        """Draw parameters and sources by noise `[num_envs, noise_width]`; see `ResolvedConfig.draw`."""
+        config = self.parameter_state.current
+        return config.draw(self._columns(noise, self.step_noise + self.reset_noise, config.noise_width))
 
     # ---- stateful: Gymnasium's API
 
@@ -444,7 +432,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 noise = torch.zeros(self.num_envs, self.noise_width, device=self.device)
                 own = self._columns(noise, self.step_noise, self.reset_noise)
                 check_restored(name, carry["state"], self.initial_state(self.starting_parameters(noise), own))
-            carry["parameters"] = {**self._fixed, **carry["parameters"]}
+            carry["parameters"] = {**self.parameter_state.current.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
 

@@ -97,26 +97,20 @@ class Binding(ABC):
         high = (0.0 if default < 0 else math.inf) if self.high is None else float(self.high)
         return Parameter(default=default, low=low, high=high, unit=self.unit, description=self.description or str(self))
 
-    def _own_fields(self) -> list[str]:
-        """Return the names of the fields that a kind of binding adds to those of `Binding`."""
-        shared = {field.name for field in dataclasses.fields(Binding)}
-        return [field.name for field in dataclasses.fields(self) if field.name not in shared]
-
-    def _given(self) -> dict[str, Any]:
-        """Return the values of the fields that differ from their defaults, by name."""
-        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {field.name: value for field, value in values.items() if value != field.default}
+    def _given(self) -> list[tuple[dataclasses.Field[Any], Any]]:
+        """Return the fields that differ from their defaults, with their values."""
+        values = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        return [(field, value) for field, value in values if value != field.default]
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain form, from which `binding_of` makes an equal one."""
-        given = {name: _plain(value) for name, value in self._given().items()}
-        return {self.kind: given.pop(self._own_fields()[0]), **given}
+        first = next(field.name for field in dataclasses.fields(self) if not field.kw_only)
+        return {self.kind if field.name == first else field.name: _plain(value) for field, value in self._given()}
 
     def __str__(self) -> str:
         """Return the call that makes the binding, without default, bounds, unit and description."""
-        given = self._given()
-        own = [_shown(given[name]) for name in self._own_fields() if name in given]
-        return f"{type(self).__name__}({', '.join(own)})"
+        shown = [_shown(value) for field, value in self._given() if not field.kw_only]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _plain(value: Any) -> Any:

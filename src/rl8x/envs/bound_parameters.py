@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, TypeVar
@@ -90,39 +90,35 @@ def _same(value: Value | None, other: Value | None) -> bool:
 
 
 class SharedTable:
-    """Numbers in shared memory, which work however Gymnasium starts its processes.
+    """A table of numbers in shared memory, which works however Gymnasium starts its processes.
 
     Gymnasium sends objects by cloudpickle, which cannot pickle a `multiprocessing.Array`. The memory is released when
     the process that made the table deletes it.
     """
 
-    def __init__(self, values: Sequence[float], name: str | None = None) -> None:
-        self.length = len(values)
+    def __init__(self, shape: tuple[int, int], name: str | None = None) -> None:
+        self.shape = shape
         if name is not None:  # another process has made it
             self.memory = SharedMemory(name)
             return
         with lending_variables():
             resource_tracker.ensure_running()  # a Python process, which `SharedMemory` would start otherwise
-        self.memory = SharedMemory(create=True, size=8 * self.length)
+        self.memory = SharedMemory(create=True, size=8 * math.prod(shape))
         weakref.finalize(self, _release, self.memory, os.getpid())
-        self[:] = values
 
-    def __getitem__(self, rows: slice) -> list[float]:
-        values: list[float] = self._array()[rows].tolist()
+    def __getitem__(self, row: int) -> np.ndarray:
+        values: np.ndarray = self._array()[row].copy()
         return values
 
-    def __setitem__(self, rows: slice, values: Sequence[float]) -> None:
+    def __setitem__(self, rows: slice, values: np.ndarray) -> None:
         self._array()[rows] = values
 
-    def __len__(self) -> int:
-        return self.length
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedTable, (self[:], self.memory.name)
+        return SharedTable, (self.shape, self.memory.name)
 
     def _array(self) -> np.ndarray:
         assert self.memory.buf is not None
-        return np.frombuffer(self.memory.buf, np.float64, self.length)
+        return np.ndarray(self.shape, np.float64, self.memory.buf)
 
 
 def _release(memory: SharedMemory, maker: int) -> None:
@@ -144,9 +140,7 @@ class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset under the values in the copy's row of the table."""
-        names = list(self.bound.bindings)
-        first = self.copy_index * len(names)
-        row = zip(names, self.table[first : first + len(names)], strict=True)
+        row = zip(self.bound.bindings, self.table[self.copy_index].tolist(), strict=True)
         values = {name: None if math.isnan(value) else value for name, value in row}
         return self.bound.reset_under(values, lambda: self.env.reset(**kwargs))
 
@@ -155,9 +149,9 @@ class BoundCopies:
     """The bound copies of a vector environment, each with its own simulator; they apply values at their resets."""
 
     def __init__(self, bindings: Mapping[str, Binding], num_envs: int, *, processes: bool) -> None:
-        self.bindings = bindings
-        nothing = [math.nan] * num_envs * len(bindings)
-        self.table: SharedTable | list[float] = SharedTable(nothing) if processes else nothing
+        self.bindings, shape = bindings, (num_envs, len(bindings))
+        self.table: Any = SharedTable(shape) if processes else np.empty(shape)
+        self.put({}, ())
         self.parameters: Mapping[str, Parameter] = {}
 
     def wrapped(self, env: gymnasium.Env[Any, Any]) -> ParameterWrapper:
@@ -174,11 +168,11 @@ class BoundCopies:
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Write the values of the `named` parameters, `[num_envs]` each, to the table, for the copies' next resets."""
-        rows = torch.full((len(self.table) // len(self.bindings), len(self.bindings)), math.nan, dtype=torch.float64)
+        rows = np.full(self.table.shape, np.nan)
         for i, name in enumerate(self.bindings):
             if name in named:
-                rows[:, i] = values[name]
-        self.table[:] = rows.flatten().tolist()
+                rows[:, i] = values[name].cpu().numpy()
+        self.table[:] = rows
 
 
 class BoundBatch(BoundSimulator):

@@ -31,8 +31,8 @@ from rl8x.envs.vectorised import (
     ask_for_final_obs,
     autoreset_mode_of,
     copies_of,
-    own_kwargs,
-    own_results,
+    copy_results,
+    kwargs_of,
     spec_of,
     time_limit_of,
     vectorised,
@@ -43,7 +43,6 @@ from rl8x.trees import first_tensor, flatten_tree, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
 """The attribute in which Gymnasium's `TimeLimit` counts steps."""
-_DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -111,7 +110,9 @@ class GymnasiumEnv(SimulatorEnv):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         ask_for_final_obs(self.vector_env)
-        own_results(self.vector_env, self.metric_names if metrics == "auto" and self._vectorization == "sync" else None)
+        copy_results(
+            self.vector_env, self.metric_names if metrics == "auto" and self._vectorization == "sync" else None
+        )
         self._source_action_space = self.vector_env.single_action_space
         self._takes_tensors = False
         self._is_known = False  # whether its results have been checked
@@ -134,7 +135,7 @@ class GymnasiumEnv(SimulatorEnv):
         """The id or the name of the source, the vectorization, and the arguments of the copies."""
         spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        kwargs = own_kwargs(spec) | self._kwargs
+        kwargs = kwargs_of(spec) | self._kwargs
         params = {"id": source, "vectorization": self._vectorization, "kwargs": kwargs}
         bound = {name: str(binding) for name, binding in self._bindings.items()}
         return params | ({"parameters": bound} if bound else {})
@@ -276,17 +277,6 @@ class GymnasiumEnv(SimulatorEnv):
     def render(self) -> Any:
         """Render the copies, if they were made with a `render_mode`."""
         return self.vector_env.render()
-
-    def _tensor(self, value: Any, dtype: Any = None) -> Tensor:
-        """Copy an array or tensor to the device, as `dtype` or float64 as float32; simulators reuse their memory."""
-        if isinstance(value, Tensor):
-            own = torch.float32 if value.dtype == torch.float64 else value.dtype
-            return value.to(self.device, own if dtype is None else _DTYPES[dtype], copy=True)
-        if dtype is None:
-            value = np.asarray(value)
-            native = value.dtype.newbyteorder("=")
-            dtype = np.float32 if native == np.float64 else native
-        return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, a tuple as a dict with the keys "0", "1", ..."""

@@ -98,7 +98,7 @@ class MjlabEnv(SimulatorEnv):
             config.episode_length_s = _NEVER_S if time_limit is None else (time_limit - 0.5) * step_s
         self._events = Events(bindings_of(parameters, (Event, ModelField, Scale), "MjlabEnv"), config)
         self._random_state: Tensor | None = None
-        with self._own_random(device):
+        with self._separate_random(device):
             self.simulator = ManagerBasedRlEnv(config, device=str(device))
         self.parameters = BoundSimulator(self.simulator.sim, self._events.bindings, "MjlabEnv").parameters
         offered = self.simulator.single_observation_space.spaces
@@ -122,7 +122,7 @@ class MjlabEnv(SimulatorEnv):
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the copies by actions `[num_envs, size]`; not pure, unlike the base class's, as it changes them."""
-        with self._own_random(self.device):
+        with self._separate_random(self.device):
             raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
         final_obs = obs = self._observation(raw_obs)
         rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
@@ -151,12 +151,12 @@ class MjlabEnv(SimulatorEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset some copies under parameters `[num_envs]` each; return all observations and the resets' log."""
         self._events.values = {name: parameters[name][copies] for name in self._events.bindings}
-        with self._own_random(self.device), _kept_variable("PYTHONHASHSEED"):
+        with self._separate_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
         return self._observation(obs), dict(extras["log"])
 
     @contextlib.contextmanager
-    def _own_random(self, device: torch.device | str) -> Iterator[None]:
+    def _separate_random(self, device: torch.device | str) -> Iterator[None]:
         """Give mjlab its own state of torch's global generators within the context; evaluations have another."""
         device = torch.device(device)
         cuda = device.type == "cuda"
@@ -169,7 +169,7 @@ class MjlabEnv(SimulatorEnv):
 
     def _observation(self, raw: Mapping[str, Any]) -> Observation:
         """Copy the selected groups to tensors, floats as float32; a single group is returned without a dict."""
-        groups = {name: tree_of(raw[name], _copied) for name in self._groups}
+        groups = {name: tree_of(raw[name], self._tensor) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
 
 
@@ -183,10 +183,6 @@ def _kept_variable(name: str) -> Iterator[None]:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def _check_version() -> None:

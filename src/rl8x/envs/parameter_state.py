@@ -33,14 +33,16 @@ class ParameterState:
     def __init__(
         self,
         declared: Mapping[str, Parameter],
-        num_envs: int,
+        num_copies: int,
+        num_agents: int,
         generator: torch.Generator,
         *,
         owner: str,
         metrics: tuple[str, ...],
         check: Callable[[ResolvedConfig, str], None],
     ) -> None:
-        self.declared, self.num_envs, self._generator = declared, num_envs, generator
+        self.declared, self._generator = declared, generator
+        self._sizes = {"num_envs": num_copies, "num_agents": num_agents}
         self._owner, self._metrics, self._check = owner, metrics, check
         # The device of a tensor includes its index ("cuda:0"); constants are looked up by that.
         self._device = torch.empty(0, device=generator.device).device
@@ -64,8 +66,8 @@ class ParameterState:
         key = parsed(config, owner), steered
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        options: Any = {"owner": owner, "copies": copies, "metrics": self._metrics, "steered": steered}
-        resolved = resolve_config(key[0], self.declared, num_envs=self.num_envs, device=self._device, **options)
+        options: Any = {"owner": owner, "copies": copies, "metrics": self._metrics, "steered": steered, **self._sizes}
+        resolved = resolve_config(key[0], self.declared, device=self._device, **options)
         self._check(resolved, owner)
         self._last = key, resolved
         return resolved

@@ -25,6 +25,7 @@ from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
 from rl8x.randomization.distributions import Assigned, Constant, PerCopy, parsed_value
 from rl8x.randomization.scheduled import NumbersCurriculum
+from rl8x.trees import tree_map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class ResolvedConfig:
 
     Attributes:
         config: The values that the user gave.
-        fixed: Values that a reset does not change, float32 `[num_envs]`; a value of all copies is stored once.
+        fixed: Values that a reset does not change, float32 `[num_envs]`; a value of all rows is stored once.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
         curricula: Curricula of the parameters that move; their noise columns follow those of `drawn`.
         steered: Whether a function sets it before each collect, so that each parameter is a curriculum.
@@ -85,6 +86,7 @@ class ResolvedConfig:
     drawn: dict[str, ParameterDistribution]
     curricula: tuple[Curriculum, ...] = ()
     steered: bool = False
+    num_agents: int = 1
 
     @functools.cached_property
     def noise_width(self) -> int:
@@ -117,15 +119,22 @@ class ResolvedConfig:
         return {name: named.get(name, Constant((parameter.default,))).support for name, parameter in parameters.items()}
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1)."""
+        """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1).
+
+        All agents of a copy share what is drawn by the noise of the first.
+        """
+        if self.num_agents > 1:
+            noise = noise[: len(noise) // self.num_agents]
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
         for each in self.curricula:
-            own_values, own_sources = each.draw(noise[:, first : first + each.width])
-            values |= own_values
-            sources |= {} if own_sources is None else {each.label: own_sources}
+            together, source = each.draw(noise[:, first : first + each.width])
+            values |= together
+            sources |= {} if source is None else {each.label: source}
             first += each.width
+        if self.num_agents > 1:
+            values, sources = (tree_map(lambda row: row.repeat(self.num_agents), drawn) for drawn in (values, sources))
         return values, sources
 
 
@@ -136,6 +145,7 @@ def resolve_config(
     owner: str,
     num_envs: int,
     device: torch.device,
+    num_agents: int = 1,
     copies: str = "num_envs",
     metrics: Sequence[str] = (),
     steered: bool = False,
@@ -159,8 +169,10 @@ def resolve_config(
     given = {name: config[name] for name in parameters if name in config}
     noise = torch.zeros(num_envs, device=device)
     tensors = {name: value.draw(noise) for name, value in fixed.items()}
+    if num_agents > 1:
+        tensors = {name: value.repeat(num_agents) for name, value in tensors.items()}
     if steered:
-        return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), steered=True)
+        return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), True, num_agents)
     for value in drawn.values():
         value.draw(noise)  # puts constants on the device, before a program that draws is captured
     try:
@@ -173,7 +185,8 @@ def resolve_config(
                 f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
                 f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
-    return ResolvedConfig(given, tensors, {name: value for name, value in drawn.items() if not value.moves}, curricula)
+    still = {name: value for name, value in drawn.items() if not value.moves}
+    return ResolvedConfig(given, tensors, still, curricula, num_agents=num_agents)
 
 
 def _steered(values: Mapping[str, ParameterDistribution], owner: str) -> tuple[Curriculum, ...]:

@@ -27,7 +27,7 @@ from rl8x.envs.gymnasium_env import policy_space
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.steps import Actions
 from rl8x.envs.team import SharedState, Team, TeamReturn
-from rl8x.envs.vectorised import own
+from rl8x.envs.vectorised import copied
 from rl8x.importing import Trust, import_class
 from rl8x.keys import ACTION_MASK
 from rl8x.plain import frozen, thawed
@@ -87,12 +87,12 @@ class PettingZooEnv(SimulatorEnv):
         first = self.copies[0]
         self.team = Team(first.possible_agents, "PettingZooEnv", **seen)
         of_agents = (map(of, self.team.names) for of in (first.observation_space, first.action_space))
-        self._own_space, self._action_space = self.team.common(*of_agents)
+        self._agent_space, self._action_space = self.team.common(*of_agents)
         self._state_space = _state_space(first) if state else None
         shown = None if self._state_space is None else in_float32(self._state_space)
-        self.single_observation_space = self.team.space(map_spaces(self._own_space, in_float32), shown)
+        self.single_observation_space = self.team.space(map_spaces(self._agent_space, in_float32), shown)
         self.single_action_space = map_spaces(self._action_space, policy_space)
-        self._nobody = next(iter(iterate(batch_space(self._own_space, 1), create_empty_array(self._own_space, 1))))
+        self._nobody = next(iter(iterate(batch_space(self._agent_space, 1), create_empty_array(self._agent_space, 1))))
         if isinstance(self._nobody, dict) and ACTION_MASK in self._nobody:
             self._nobody[ACTION_MASK] = np.ones_like(self._nobody[ACTION_MASK])
         bindings = bindings_of(parameters, (Attribute, Scale, Function), "PettingZooEnv")
@@ -137,10 +137,10 @@ class PettingZooEnv(SimulatorEnv):
             seen, gains, *ends, infos = result
             for agent, row in acting:
                 rewards[row], report = gains.get(agent, 0.0), infos.get(agent) or {}
-                reports[row] = {name: own(report[name]) for name in self.metric_names if name in report}
+                reports[row] = {name: copied(report[name]) for name in self.metric_names if name in report}
                 flags[:, row] = [end.get(agent, False) for end in ends]
             for agent, row in self._rows(copy):
-                obs[row], alive[row] = own(seen.get(agent)), agent in env.agents and not flags[:, row].any()
+                obs[row], alive[row] = copied(seen.get(agent)), agent in env.agents and not flags[:, row].any()
             ended[copy] |= not any(alive[row] for _, row in self._rows(copy))
         over = np.tile(ended, self.num_agents)
         told = {name for report in reports for name in report}
@@ -172,25 +172,22 @@ class PettingZooEnv(SimulatorEnv):
         values = {name: float(value[copy]) if name in given else None for name, value in parameters.items()}
         seen, _ = bound.reset_under(values, lambda: env.reset(seed=seed))
         for agent, row in self._rows(copy):
-            obs[row], alive[row] = own(seen.get(agent)), agent in env.agents
+            obs[row], alive[row] = copied(seen.get(agent)), agent in env.agents
 
     def _seen(self, rows: list[Any]) -> Observation:
         """Return copies of the agents' observations, `[num_envs, *]`, with placeholders for absent agents."""
-        own_rows = [self._nobody if row is None else row for row in rows]
-        empty: Any = create_empty_array(self._own_space, self.num_envs)
-        seen = tree_of(concatenate(self._own_space, own_rows, empty), self._tensor)
+        of_agents = [self._nobody if row is None else row for row in rows]
+        empty: Any = create_empty_array(self._agent_space, self.num_envs)
+        seen = tree_of(concatenate(self._agent_space, of_agents, empty), self._tensor)
         if self._state_space is None:
             return self.team.see(seen)
-        states = [own(copy.state()) for copy in self.copies]
+        states = [copied(copy.state()) for copy in self.copies]
         if np.shape(states[0]) != self._state_space.shape:
             raise ValueError(
                 f"PettingZooEnv: state() must be of state_space, {describe_space(self._state_space)}; got an array "
                 f"of shape {list(np.shape(states[0]))}."
             )
         return self.team.see(seen, self._tensor(np.stack(states)))
-
-    def _tensor(self, part: np.ndarray) -> Tensor:
-        return torch.from_numpy(part.astype(np.float32) if part.dtype == np.float64 else part).to(self.device)
 
     def render(self) -> Any:
         """Render the copies, if they were made with a `render_mode`."""

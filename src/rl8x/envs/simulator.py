@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -20,6 +21,8 @@ from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.team import Team
 from rl8x.plain import frozen, thawed
 
+_DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
+
 
 class SimulatorEnv(Env):
     """Base class of the adapters to simulators, which are not compiled, captured or saved.
@@ -33,13 +36,17 @@ class SimulatorEnv(Env):
 
     takes_render_mode: ClassVar[bool] = False
     """Whether it renders frames if it is made with `render_mode="rgb_array"`."""
-    episode_metrics = EpisodeMetrics(())
     _bound: BoundCopies | BoundBatch | None = None
     """The bound simulators in which parameters are set; None without parameters."""
     made_from: tuple[Any, Mapping[str, Any]] | None = None
     """The constructor's first argument and the others by name, frozen; None if it cannot be made again."""
     next_seed: int | None = None
     """The narrowed seed for the simulator's next reset, after `set_seed`; None continues its random numbers."""
+
+    @functools.cached_property
+    def episode_metrics(self) -> EpisodeMetrics:
+        """The values of `info` that are averaged over episodes; none unless `_make_from` sets some."""
+        return EpisodeMetrics(())
 
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""
@@ -128,6 +135,17 @@ class SimulatorEnv(Env):
             elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         following = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns, "metrics": metrics}
         return following, step
+
+    def _tensor(self, value: Any, dtype: Any = None) -> Tensor:
+        """Copy an array or tensor to the device, as `dtype` or float64 as float32; simulators reuse their memory."""
+        if isinstance(value, Tensor):
+            kept = torch.float32 if value.dtype == torch.float64 else value.dtype
+            return value.to(self.device, kept if dtype is None else _DTYPES[dtype], copy=True)
+        if dtype is None:
+            value = np.asarray(value)
+            native = value.dtype.newbyteorder("=")
+            dtype = np.float32 if native == np.float64 else native
+        return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     @staticmethod
     def _redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ class Team:
         Raises:
             ValueError: If the observation already has a part of an added name.
         """
-        self._own_space = own
+        self._agent_space = own
         if not self.agent_id and self.state is None:
             return own
         parts = by_part(own, own)
@@ -145,7 +145,7 @@ class Team:
         """
         if not self.agent_id and self.state is None:
             return own  # type: ignore[no-any-return]
-        parts = by_part(self._own_space, own)
+        parts = by_part(self._agent_space, own)
         agents, rows = len(self.names), first_tensor(own)
         if self.agent_id:
             parts[AGENT_ID] = torch.arange(agents, device=rows.device).repeat_interleave(len(rows) // agents)

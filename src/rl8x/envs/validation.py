@@ -9,7 +9,7 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from rl8x.envs.base import Env
 from rl8x.envs.checks import check_reset, check_step, check_takes_seeds, layers_of
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.envs.vectorised import OwnResults, copies_of
+from rl8x.envs.vectorised import CopiedResults, copies_of
 from rl8x.execution.execution import kept_generators
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
@@ -42,6 +42,9 @@ STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
 PURITY_STEPS = 3
 _RAISED: Final = object()
+
+Form: TypeAlias = "tuple[list[int], torch.dtype] | dict[str, Form] | None"
+"""The shape of a tensor's rows and its dtype, None for any; or the forms of a dict's parts."""
 
 
 def validate(env: Env) -> None:
@@ -91,17 +94,20 @@ class _Probe:
         parameters = self.call("starting_parameters", noise)
         reset_noise = noise[:, env.step_noise : env.step_noise + env.reset_noise]
         fresh = state = self.call("initial_state", parameters, reset_noise, pure=True)
-        self.check_state(state, "initial_state", None)
-        obs = self.call("observe", state, parameters, pure=True)
-        self.check_observation(obs, space, "")
+        if not isinstance(state, dict):
+            raise self.fault(
+                "initial_state", f"must return the state as a dict of tensors; got {type(state).__name__}."
+            )
+        self.check("initial_state", "state", state, dict.fromkeys(state))
+        obs = self.observation(state, parameters, pure=True)
         far = outside(obs, space)
         for t in range(STEPS):
             actions, before = self.actions(obs), state
             given = actions, parameters, self.noise()[:, : env.step_noise]
             state, terminated = self.moved(before, *given, pure=t < PURITY_STEPS)
-            obs = self.call("observe", state, parameters)
-            self.check_observation(obs, space, "", terminated)
-            self.check_metrics(self.call("measure", state, parameters))
+            obs = self.observation(state, parameters, terminated)
+            metrics = self.call("measure", state, parameters)
+            self.check("measure", "metrics", metrics, dict.fromkeys(env.metric_names, ([], torch.float32)))
             if bool(terminated.any()):
                 state = where_rows(terminated, fresh, state)
                 obs = self.call("observe", state, parameters)
@@ -155,33 +161,25 @@ class _Probe:
                 )
         return result
 
-    def check_state(self, state: Any, function: str, before: Mapping[str, Tensor] | None) -> None:
-        """Raise unless a state is a dict of `[num_envs, ...]` tensors, like the one before."""
-        if not isinstance(state, dict):
-            raise self.fault(function, f"must return the state as a dict of tensors; got {type(state).__name__}.")
-        for key, value in state.items():
-            self.check_tensor(value, function, f"state[{key!r}]")
-        if before is not None and state.keys() != before.keys():
-            raise self.fault(function, f"must keep the state's keys {sorted(before)}; got {sorted(state)}.")
-        for key, old in (before or {}).items():
-            need, got = (f"{list(part.shape)} {part.dtype}" for part in (old, state[key]))
-            if need != got:
-                raise self.fault(function, f"must return state[{key!r}] as before, {need}; got {got}.")
-
-    def check_tensor(
-        self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
-    ) -> None:
-        """Raise unless a value is a tensor of `num_envs` rows on the device, with the needed row shape and dtype."""
-        env = self.env
+    def check(self, function: str, what: str, value: Any, form: Form, source: str = "") -> None:
+        """Raise unless a value is a tensor of `num_envs` rows on the device, or a dict of such, of a form."""
+        env, must = self.env, f"must return {what} as"
+        if isinstance(form, dict):
+            if not isinstance(value, dict) or value.keys() != form.keys():
+                got = sorted(value) if isinstance(value, dict) else type(value).__name__
+                raise self.fault(function, f"{must} a dict with {sorted(form)}{source}; got {got}.")
+            for key, part in form.items():
+                self.check(function, f"{what}[{key!r}]", value[key], part, source)
+            return
         if not isinstance(value, Tensor):
-            raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
+            raise self.fault(function, f"{must} a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != env.num_envs:
-            raise self.fault(function, f"must return {what} as [{env.num_envs}, ...]; got {list(value.shape)}.")
+            raise self.fault(function, f"{must} [{env.num_envs}, ...]; got {list(value.shape)}.")
         if value.device.type != env.device.type:
             raise self.fault(function, f"must return {what} on {env.device}; got {value.device}.")
-        if need is not None and need != (list(value.shape[1:]), value.dtype):
-            needed, got = f"{[env.num_envs, *need[0]]} {need[1]}{of}", f"{list(value.shape)} {value.dtype}"
-            raise self.fault(function, f"must return {what} as {needed}; got {got}.")
+        if form is not None and form != _form_of(value):
+            need, got = f"{[env.num_envs, *form[0]]} {form[1]}{source}", f"{list(value.shape)} {value.dtype}"
+            raise self.fault(function, f"{must} {need}; got {got}.")
 
     def moved(
         self, before: dict[str, Tensor], actions: Any, *given: Any, pure: bool
@@ -192,9 +190,9 @@ class _Probe:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise self.fault("transition", f"must return (state, rewards, terminated); got {got}.")
         state, rewards, terminated = result
-        self.check_state(state, "transition", before)
-        self.check_tensor(rewards, "transition", "rewards", ([], torch.float32))
-        self.check_tensor(terminated, "transition", "terminated", ([], torch.bool))
+        self.check("transition", "state", state, tree_map(_form_of, before), ", as in the state before")
+        self.check("transition", "rewards", rewards, ([], torch.float32))
+        self.check("transition", "terminated", terminated, ([], torch.bool))
         if not bool(rewards.isfinite().all()):
             reward = rewards[~rewards.isfinite()][0].item()
             shape = list(actions.shape) if isinstance(actions, Tensor) else sorted(actions)
@@ -203,35 +201,30 @@ class _Probe:
             raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
         return state, terminated
 
-    def check_metrics(self, metrics: Any) -> None:
-        """Raise unless the metrics of a state are those of `metric_names`."""
-        if not isinstance(metrics, dict) or sorted(metrics) != sorted(self.env.metric_names):
-            got = sorted(metrics) if isinstance(metrics, dict) else type(metrics).__name__
-            raise self.fault("measure", f"must return a dict with {sorted(self.env.metric_names)}; got {got}.")
-        for name, value in metrics.items():
-            self.check_tensor(value, "measure", repr(name), ([], torch.float32))
-
-    def check_observation(
-        self, obs: Any, space: spaces.Space[Any], path: str, terminated: Tensor | None = None
-    ) -> None:
-        """Raise unless an observation is of the declared space; a space with parts is checked part by part.
+    def observation(self, state: Any, parameters: Any, terminated: Tensor | None = None, *, pure: bool = False) -> Any:
+        """Call `observe`; raise unless the observation is of the declared space.
 
         NaN is allowed where an episode terminated: no policy acts on such an observation or bootstraps from it.
         """
-        part_name = f"obs{path}"
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            parts = dict(named_parts(space))
-            if not isinstance(obs, dict) or obs.keys() != parts.keys():
-                got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-                raise self.fault("observe", f"must return {part_name} as a dict with {sorted(parts)}; got {got}.")
-            for key, part in parts.items():
-                self.check_observation(obs[key], part, f"{path}[{key!r}]", terminated)
-            return
-        need = [*(space.shape or ())], torch_dtype(space)
-        self.check_tensor(obs, "observe", part_name, need, ", by single_observation_space")
-        seen = obs if terminated is None else obs[~terminated]
-        if seen.dtype.is_floating_point and bool(seen.isnan().any()):
-            raise self.fault("observe", f"returned NaN in {part_name}.")
+        obs = self.call("observe", state, parameters, pure=pure)
+        self.check("observe", "obs", obs, _form_in(self.env.single_observation_space), ", by single_observation_space")
+        for path, part in flatten_tree("obs", obs).items():
+            seen = part if terminated is None else part[~terminated]
+            if seen.dtype.is_floating_point and bool(seen.isnan().any()):
+                name, *keys = path.split("/")
+                raise self.fault("observe", f"returned NaN in {name}{''.join(f'[{key!r}]' for key in keys)}.")
+        return obs
+
+
+def _form_of(tensor: Tensor) -> Form:
+    return [*tensor.shape[1:]], tensor.dtype
+
+
+def _form_in(space: spaces.Space[Any]) -> Form:
+    """Return the form of the observations in a space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: _form_in(part) for key, part in named_parts(space)}
+    return [*(space.shape or ())], torch_dtype(space)
 
 
 def _snapshot(value: Any) -> tuple[Any, Tensor | None]:
@@ -269,7 +262,7 @@ def try_copy(vector_env: Any) -> None:
         env = _came(inner.env_fns[0])
         if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in copies_of(inner)):
             return
-        layers = [layer for layer in layers_of(env) if not isinstance(layer, OwnResults)]
+        layers = [layer for layer in layers_of(env) if not isinstance(layer, CopiedResults)]
         try:
             for layer in layers:
                 if isinstance(layer, RecordVideo | HumanRendering):  # they would show a test as an episode

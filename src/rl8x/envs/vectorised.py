@@ -59,8 +59,8 @@ def vectorised(
         vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **start, **kwargs.get("vector_kwargs", {})}
         kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
     wrappers: list[_Wrap] = []
-    if vectorization == "async":  # copies in this process are wrapped later: `own_results`, `BoundCopies.adopt`
-        wrappers = [OwnResults, *([] if copies is None else [copies.wrapped])]
+    if vectorization == "async":  # copies in this process are wrapped later: `copy_results`, `BoundCopies.adopt`
+        wrappers = [CopiedResults, *([] if copies is None else [copies.wrapped])]
     if isinstance(env, str):
         if wrappers:
             kwargs = {**kwargs, "wrappers": [*(kwargs.get("wrappers") or ()), *wrappers]}
@@ -77,7 +77,7 @@ def vectorised(
     return kind([make_one] * num_envs, **vector_kwargs)
 
 
-class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
+class CopiedResults(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wraps one copy of an environment: copies all results, and checks the first ones and those of unusual form.
 
     Environments may overwrite and return the same arrays, even in the reset that follows an episode's end within the
@@ -96,7 +96,7 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not (self._is_known and _has_form(result, 2)):
             check_reset(self.env, result, self.env.observation_space)
         obs, info = result
-        return own(obs), self._read_of(info)
+        return copied(obs), self._read_of(info)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step the copy by an action of its space."""
@@ -107,8 +107,8 @@ class OwnResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         info = self._read_of(info)
         if terminated or truncated:  # a reset may follow
-            reward, terminated, truncated, info = map(own, (reward, terminated, truncated, info))
-        return obs.copy() if type(obs) is np.ndarray else own(obs), reward, terminated, truncated, info
+            reward, terminated, truncated, info = map(copied, (reward, terminated, truncated, info))
+        return obs.copy() if type(obs) is np.ndarray else copied(obs), reward, terminated, truncated, info
 
     def _read_of(self, info: dict[str, Any]) -> dict[str, Any]:
         return info if self.reported is None else {name: info[name] for name in self.reported if name in info}
@@ -119,17 +119,17 @@ def _has_form(result: Any, count: int) -> bool:
     return type(result) is tuple and len(result) == count and type(result[-1]) is dict
 
 
-def own(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Copy the arrays of a result, also those in dicts, lists and tuples; other values are passed on."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {name: own(part) for name, part in value.items()}
-    return type(value)(map(own, value)) if type(value) in (tuple, list) else value
+        return {name: copied(part) for name, part in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (tuple, list) else value
 
 
-def own_results(vector_env: VectorEnv[Any, Any, Any], reported: Collection[str] | None) -> None:
-    """Wrap the copies that a vector environment steps in this process in `OwnResults`.
+def copy_results(vector_env: VectorEnv[Any, Any, Any], reported: Collection[str] | None) -> None:
+    """Wrap the copies that a vector environment steps in this process in `CopiedResults`.
 
     Raises:
         ValueError: If two copies are the same environment.
@@ -143,7 +143,7 @@ def own_results(vector_env: VectorEnv[Any, Any, Any], reported: Collection[str] 
             f"GymnasiumEnv: {len(inner.envs)} copies are {distinct} environment(s), which several would step in turn: "
             "the function that makes a copy must make a new one at each call."
         )
-    owners: list[Any] = [env if isinstance(env, OwnResults) else OwnResults(env) for env in inner.envs]
+    owners: list[Any] = [env if isinstance(env, CopiedResults) else CopiedResults(env) for env in inner.envs]
     for owner in owners:
         owner.reported = reported
     inner.envs = owners
@@ -154,7 +154,7 @@ def copies_of(vector_env: Any) -> Sequence[Any]:
     return getattr(vector_env, "envs", ())
 
 
-def own_statistics(vector_env: Any) -> list[str]:
+def wrapped_normalisation(vector_env: Any) -> list[str]:
     """Return rl8x's normalisation options that wrappers, of all copies or one, already cover by running statistics."""
     layers = layers_of(vector_env)
     base = layers[0]
@@ -174,7 +174,7 @@ def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
     return copies[0].spec if copies else vector_env.spec
 
 
-def own_kwargs(spec: Any) -> dict[str, Any]:
+def kwargs_of(spec: Any) -> dict[str, Any]:
     """Return the keyword arguments in a copy's spec without those that `gymnasium.make_vec` adds; {} for None."""
     return {} if spec is None else {name: v for name, v in spec.kwargs.items() if name not in _OF_MAKE_VEC}
 
@@ -184,7 +184,9 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     limit = getattr(spec_of(vector_env), "max_episode_steps", None)
     # Without an id, no spec has the limits of wrappers; the smallest of a copy's limits applies first.
     limiting = ([layer for layer in layers_of(copy) if isinstance(layer, TimeLimit)] for copy in copies_of(vector_env))
-    limits = [min((each.get_wrapper_attr("_max_episode_steps") for each in own), default=math.inf) for own in limiting]
+    limits = [
+        min((each.get_wrapper_attr("_max_episode_steps") for each in layers), default=math.inf) for layers in limiting
+    ]
     if min(limits, default=math.inf) < math.inf:
         limit = max(limits)
     limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)

@@ -97,7 +97,7 @@ class VmasEnv(SimulatorEnv):
         """Reset all worlds; the first observation is `[num_envs, *]`."""
         parameters = self.starting_parameters(noise)
         self._put(parameters)
-        with self._own_random():
+        with self._separate_random():
             obs = self.worlds.reset(seed=self.next_seed)
         self.next_seed = None
         return self.first_carry({}, parameters), self.team.see(self._joined(obs))
@@ -105,7 +105,7 @@ class VmasEnv(SimulatorEnv):
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`; not pure, unlike the base class's, as it changes them."""
         agents = list(actions.unflatten(0, (self.num_agents, -1)).unbind(0))
-        with self._own_random():
+        with self._separate_random():
             obs, raw_rewards, ended, cut, infos = self.worlds.step(agents)
         rewards = self._joined(raw_rewards)
         terminated, truncated = self.team.for_agents(ended), self.team.for_agents(cut)
@@ -119,7 +119,7 @@ class VmasEnv(SimulatorEnv):
         over = done[: self.num_copies].nonzero().squeeze(1).tolist()
         parameters = self._redrawn(done, carry["parameters"], self.starting_parameters(noise))
         self._put(parameters)
-        with self._own_random():
+        with self._separate_random():
             for world in over:
                 self.worlds.reset_at(world, return_observations=False)
             if over:
@@ -127,7 +127,7 @@ class VmasEnv(SimulatorEnv):
         return self.finish(carry, parameters, info, done, next_obs, rewards, terminated, truncated, final_obs)
 
     @contextlib.contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _separate_random(self) -> Iterator[None]:
         """Give VMAS these worlds' own random state within the context: it shares one among all worlds of a process."""
         drawn_by_all = self.worlds.vmas_random_state
         others, drawn_by_all[:] = list(drawn_by_all), self._random_state

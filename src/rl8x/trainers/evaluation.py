@@ -31,7 +31,7 @@ from rl8x.envs.parameters import (
     plain,
     wrong_number,
 )
-from rl8x.envs.vectorised import own_statistics
+from rl8x.envs.vectorised import wrapped_normalisation
 from rl8x.plain import checked_number
 from rl8x.randomization import ParameterDistribution, Scheduled
 from rl8x.randomization.distributions import Constant, PerCopy
@@ -421,7 +421,7 @@ def _make_env(
 
 def _warn_of_statistics(env: Env, config: Any) -> None:
     """Warn if a separate environment normalises by statistics of its own, not those of training."""
-    options = own_statistics(env.unwrapped.vector_env) if isinstance(env.unwrapped, GymnasiumEnv) else []
+    options = wrapped_normalisation(env.unwrapped.vector_env) if isinstance(env.unwrapped, GymnasiumEnv) else []
     if options:
         known = " and ".join(f"`{option}`" for option in options if hasattr(config, option))
         warnings.warn(
