@@ -210,11 +210,11 @@ def test_only_what_a_simulator_told_is_in_the_rows():
     [
         (
             {"metric_names": ("distance", "speed")},
-            r"metrics as a dict with \['distance', 'speed'\]; got \['distance'\]",
+            r"metrics as a dict with .*; got \['distance'\]",
         ),
         (
             {"measure": lambda *_: {"distance": torch.ones(2, dtype=torch.int64)}},
-            r"metrics\['distance'\] as \[2\] torch.float32",
+            r"metrics.* as \[2\] torch.float32",
         ),
     ],
 )

@@ -282,6 +282,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw parameters and sources by noise `[num_envs, noise_width]`; see `ResolvedConfig.draw`."""
         config = self.parameter_state.current
+        if not config.noise_width:
+            return {}, {}
         return config.draw(self._columns(noise, self.step_noise + self.reset_noise, config.noise_width))
 
     # ---- stateful: Gymnasium's API
