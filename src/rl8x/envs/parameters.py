@@ -175,8 +175,9 @@ def resolve_config(
         return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), True, num_agents)
     for value in drawn.values():
         value.draw(noise)  # puts constants on the device, before a program that draws is captured
+    moving = {name: value for name, value in drawn.items() if value.moves}
     try:
-        curricula = make_curricula({name: value for name, value in drawn.items() if value.moves})
+        curricula = make_curricula(moving) if moving else ()
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None
     for each in curricula:
@@ -185,7 +186,7 @@ def resolve_config(
                 f"{owner}[{each.names[0]!r}] goes by the metric {each.metric!r}, which episodes of this environment "
                 f"do not have.{did_you_mean(each.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
             )
-    still = {name: value for name, value in drawn.items() if not value.moves}
+    still = {name: value for name, value in drawn.items() if name not in moving}
     return ResolvedConfig(given, tensors, still, curricula, num_agents=num_agents)
 
 
