@@ -174,7 +174,7 @@ def resolve_config(
     if steered:
         return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), True, num_agents)
     for value in drawn.values():
-        value.draw(noise)  # puts constants on the device, before a program that draws is captured
+        value.prepare(device)
     moving = {name: value for name, value in drawn.items() if value.moves}
     try:
         curricula = make_curricula(moving) if moving else ()

@@ -74,7 +74,7 @@ class MovingDistribution(ParameterDistribution):
         values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in values.items() if value != field.default}
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, with those arguments by name that differ from their defaults."""
 
         def plain(value: Any) -> Any:

@@ -141,7 +141,14 @@ class ParameterDistribution(ABC):
         """
         return self
 
-    def to_dict(self) -> Any:
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
+        """Put constants on a device before a program that draws is compiled or captured.
+
+        Args:
+            device: Where the noise of `draw` will be.
+        """
+
+    def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
         arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
         while arguments[-1] is None:
@@ -304,7 +311,7 @@ class _Listed(ParameterDistribution):
         """The smallest and the largest of the values."""
         return min(self.values), max(self.values)
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, object]:
         """Return the kind with the values, such as `{"grid": [values]}`."""
         return {self.kind: list(self.values)}
 
@@ -330,13 +337,17 @@ class Choice(_Listed):
 
     @functools.cached_property
     def _on_devices(self) -> dict[torch.device, Tensor]:
-        """The numbers of `drawn_by` on each device where the distribution was drawn."""
+        """The numbers of `drawn_by` on each device that they were copied to."""
         return {}
+
+    def prepare(self, device: torch.device) -> None:
+        """Copy the numbers of `drawn_by` to `device`, once."""
+        if device not in self._on_devices:
+            self._on_devices[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return the value whose share of [0, 1) contains the noise, `[num_envs]`."""
-        if noise.device not in self._on_devices:
-            self._on_devices[noise.device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=noise.device)
+        self.prepare(noise.device)
         return self.draw_by(noise, self._on_devices[noise.device])
 
     @property
@@ -374,7 +385,7 @@ class Choice(_Listed):
         values: Tensor = numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
         return values
 
-    def to_dict(self) -> Any:
+    def to_dict(self) -> dict[str, object]:
         """Return `{"choice": [values]}`, or the arguments by name if there are weights."""
         if self.weights is None:
             return super().to_dict()

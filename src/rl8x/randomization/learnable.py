@@ -215,6 +215,10 @@ class Learnable(MovingDistribution):
         """The smallest and the largest value that the base can draw."""
         return self.base.support
 
+    def prepare(self, device: torch.device) -> None:
+        """Put the base's constants on `device`."""
+        self.base.prepare(device)
+
     def clipped(self, low: float, high: float) -> Learnable:
         """Return the same with the base limited to a parameter's bounds."""
         return dataclasses.replace(self, base=self.base.clipped(low, high))
