@@ -280,7 +280,7 @@ class Systems:
 
         elements = original if value is None else value
         array = jax.numpy.asarray(binding.array(system)).at[binding.where(self)].set(elements)
-        return _with_field(system, binding.path.split("."), array)
+        return system.tree_replace({binding.path: array})
 
 
 def _of_system(binding: Any) -> Any:
@@ -292,9 +292,3 @@ def _of_system(binding: Any) -> Any:
         return binding
     shared = {each.name: getattr(binding, each.name) for each in dataclasses.fields(Binding)}
     return SystemField(binding.field, binding.of, binding.index, **shared | described)
-
-
-def _with_field(owner: Any, names: list[str], array: Any) -> Any:
-    """Return a copy of nested dataclasses with the array at a path replaced."""
-    first, *rest = names
-    return owner.replace(**{first: _with_field(getattr(owner, first), rest, array) if rest else array})

@@ -136,9 +136,9 @@ class ParameterState:
             if curriculum.metric is None:
                 continue
             scores = measured.get(curriculum.metric, torch.full_like(returns, torch.nan))
-            own = sources[curriculum.label]
-            waiting = torch.full_like(own[0], NO_SOURCE) if pending is None else pending[curriculum.label]
-            episodes = Episodes(scores, ended, own, waiting)
+            drawn_from = sources[curriculum.label]
+            waiting = torch.full_like(drawn_from[0], NO_SOURCE) if pending is None else pending[curriculum.label]
+            episodes = Episodes(scores, ended, drawn_from, waiting)
             curriculum.update_from_episodes(episodes.of_all_ranks(), self._generator)
             # Ranks have seen the same episodes but drawn different numbers.
             ranks().broadcast(list(curriculum.state.values()))

@@ -162,10 +162,10 @@ def _named(name: str, trust: Trust) -> Any:
 
 def registered_id(name: str) -> str | None:
     """Return the registered Gymnasium id for a name: the name itself, or its newest version; None if there is none."""
-    module, colon, own = name.rpartition(":")
-    if own in gymnasium.registry:
+    module, colon, id_part = name.rpartition(":")
+    if id_part in gymnasium.registry:
         return name
-    versions = [spec for spec in gymnasium.registry.values() if spec.id == f"{own}-v{spec.version}"]
+    versions = [spec for spec in gymnasium.registry.values() if spec.id == f"{id_part}-v{spec.version}"]
     newest = max(versions, key=lambda spec: spec.version or 0, default=None)
     return None if newest is None else f"{module}{colon}{newest.id}"
 
@@ -197,8 +197,8 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     given: list[Any] = []
     keywords = dict(arguments)
     while isinstance(maker, functools.partial):
-        own = maker.arguments if isinstance(maker, EnvMaker) else maker.keywords
-        given, keywords = [*maker.args, *given], {**own, **keywords}
+        before = maker.arguments if isinstance(maker, EnvMaker) else maker.keywords
+        given, keywords = [*maker.args, *given], {**before, **keywords}
         maker = maker.func
     try:
         parameters = inspect.signature(maker).parameters
