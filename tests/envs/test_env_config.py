@@ -17,7 +17,7 @@ from rl8x.envs.parameters import (
     plain,
     shown_value,
 )
-from rl8x.randomization import Adaptive, Choice, Grid, Scheduled, Uniform, distributions
+from rl8x.randomization import Adaptive, Choice, Grid, ParameterDistribution, Scheduled, Uniform, distributions
 
 SCHEDULE = Scheduled([[0, 0.4], [1000, 0.8]], by="eval/returns/mean")
 ADAPTIVE = Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)
@@ -34,6 +34,34 @@ def test_a_value_and_its_plain_form_are_the_same(value):
     form = CartPole(2).plain_config({"length": value})
     assert form == plain(parsed({"length": value}))
     assert parsed(form) == parsed({"length": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (1, 1.0),
+        (np.float32(0.5), 0.5),
+        (torch.tensor(0.5), 0.5),
+        ([0.5], [0.5]),
+        ((1, 2), [1.0, 2.0]),
+        (np.array([0.25, 0.5], np.float32), [0.25, 0.5]),
+        ({"grid": [1, 2]}, {"grid": [1.0, 2.0]}),
+        (Choice([1, 2], weights=[0, 1]), {"choice": {"values": [1.0, 2.0], "weights": [0.0, 1.0]}}),
+    ],
+    ids=repr,
+)
+def test_every_value_is_parsed_into_a_distribution_and_has_one_plain_form(value, form):
+    parsed_once = parsed({"length": value})
+    assert isinstance(parsed_once["length"], ParameterDistribution)
+    assert plain(parsed_once) == {"length": form}
+    assert parsed({"length": form}) == parsed(parsed_once) == parsed_once
+
+
+def test_a_grid_may_have_a_legal_bound_as_float32_rounds_it():
+    env = CartPole(2, seed=0)  # whose `length` is at most 10 m, and 0.025 m at least
+    env.reset(config={"length": Grid(torch.tensor([0.025, 10.0]))})
+    with pytest.raises(ValueError, match=r"\['length'\] must be in \[0.025, 10\] m; got 10.1"):
+        env.reset(config={"length": Grid([0.5, 10.1])})
 
 
 def test_moving_parameters_and_their_metrics_are_found_in_both_forms():

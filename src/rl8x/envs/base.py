@@ -112,8 +112,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
-        options: Any = {"owner": name, "metrics": self.metric_names, "check": self.check_config}
-        self.parameter_state = ParameterState(self.parameters, copies, self.num_agents, self.generator, **options)
+        self.parameter_state = ParameterState(self)
         if type(self).draw is not DrawsItself.draw:
             self.render_mode = "rgb_array"
             self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}

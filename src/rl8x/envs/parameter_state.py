@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, parsed, plain, resolve_config
+from rl8x.envs.parameters import EnvConfig, ResolvedConfig, parsed, plain, resolve_config
 from rl8x.randomization.curriculum import NO_SOURCE, RETURNS, Curriculum, Episodes
 from rl8x.randomization.distributions import ParameterDistribution
 
@@ -23,6 +23,9 @@ class ParameterState:
     Curricula are kept by key for the lifetime of the environment: a configuration that comes into force again continues
     where it was, and programs still read the right tensors.
 
+    Args:
+        env: The environment, which has declared its spaces and parameters.
+
     Attributes:
         current: The configuration of the episodes that begin now.
         next: The configuration from the next reset on; the same object if that changes nothing.
@@ -30,22 +33,10 @@ class ParameterState:
         shared_seed: A seed that all ranks share, for draws that must agree.
     """
 
-    def __init__(
-        self,
-        declared: Mapping[str, Parameter],
-        num_copies: int,
-        num_agents: int,
-        generator: torch.Generator,
-        *,
-        owner: str,
-        metrics: tuple[str, ...],
-        check: Callable[[ResolvedConfig, str], None],
-    ) -> None:
-        self.declared, self._generator = declared, generator
-        self._sizes = {"num_envs": num_copies, "num_agents": num_agents}
-        self._owner, self._metrics, self._check = owner, metrics, check
+    def __init__(self, env: Any) -> None:
+        self._env, self.declared = env, env.parameters
         # The device of a tensor includes its index ("cuda:0"); constants are looked up by that.
-        self._device = torch.empty(0, device=generator.device).device
+        self._device = torch.empty(0, device=env.device).device
         self.shared_seed = 0
         self.curricula: dict[str, Curriculum] = {}
         self._saved: dict[str, Any] = {}
@@ -62,13 +53,23 @@ class ParameterState:
         The last result is cached, because a run passes its `env_config` with each step: new tensors would take a copy
         to the device, and a wait for it, for each parameter.
         """
-        owner = f"{self._owner}: {called}"
+        env = self._env
+        owner = f"{type(env).__name__}: {called}"
         key = parsed(config, owner), steered
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        options: Any = {"owner": owner, "copies": copies, "metrics": self._metrics, "steered": steered, **self._sizes}
-        resolved = resolve_config(key[0], self.declared, device=self._device, **options)
-        self._check(resolved, owner)
+        resolved = resolve_config(
+            key[0],
+            self.declared,
+            owner=owner,
+            num_envs=env.num_copies,
+            num_agents=env.num_agents,
+            device=self._device,
+            copies=copies,
+            metrics=env.metric_names,
+            steered=steered,
+        )
+        env.check_config(resolved, owner)
         self._last = key, resolved
         return resolved
 
@@ -107,7 +108,7 @@ class ParameterState:
         for curriculum in self.current.curricula:
             seed = self.shared_seed ^ zlib.crc32(curriculum.key.encode())
             same_on_all_ranks = torch.Generator(self._device).manual_seed(seed)
-            curriculum.begin(self._generator if ranks().size == 1 else same_on_all_ranks)
+            curriculum.begin(self._env.generator if ranks().size == 1 else same_on_all_ranks)
 
     @property
     def _in_use(self) -> list[Curriculum]:
@@ -139,7 +140,7 @@ class ParameterState:
             drawn_from = sources[curriculum.label]
             waiting = torch.full_like(drawn_from[0], NO_SOURCE) if pending is None else pending[curriculum.label]
             episodes = Episodes(scores, ended, drawn_from, waiting)
-            curriculum.update_from_episodes(episodes.of_all_ranks(), self._generator)
+            curriculum.update_from_episodes(episodes.of_all_ranks(), self._env.generator)
             # Ranks have seen the same episodes but drawn different numbers.
             ranks().broadcast(list(curriculum.state.values()))
 
