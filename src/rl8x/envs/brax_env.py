@@ -125,7 +125,9 @@ class BraxEnv(SimulatorEnv):
     def _tensor_of(self, array: Any) -> Tensor:
         """Copy an array to a tensor, floats as float32: JAX may reuse the memory once it has freed the array."""
         # Booleans are not part of JAX's DLPack everywhere.
-        return self._tensor(torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array))
+        tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self.device, dtype, copy=True)
 
 
 def _programs(
