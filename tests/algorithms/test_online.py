@@ -102,13 +102,6 @@ def test_a_preset_is_its_algorithm_with_other_defaults_of_the_same_ranges_and_ex
     assert type(preset.build(CartPole)).__name__ == "PPO"
 
 
-def test_a_preset_has_the_names_of_its_algorithm_alone():
-    with pytest.raises(ValueError, match=r"has no option 'num_env'\. Nearest: num_envs"):
-
-        class WrongConfig(PPOConfig, defaults={"num_env": 3}):
-            """Wrong."""
-
-
 @pytest.mark.parametrize("factory", [lambda: CartPole(4), lambda num_envs: CartPole(num_envs)])
 def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
     with pytest.raises(TypeError, match=r"is called with the number of copies, `device=` and `seed=`.*GymnasiumEnv"):

@@ -59,27 +59,6 @@ def test_steps_equal_torchs(name, config, reference, clip):
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-5)
 
 
-def test_modules_hold_aligned_views_of_the_vector():
-    net, _ = nets()
-    flat = flattened(net)
-    for weight in net.parameters():
-        offset = weight.data_ptr() - flat.weights.data_ptr()
-        assert offset % 64 == 0
-        assert 0 <= offset < flat.weights.numel() * 4
-    flat.weights.fill_(2.0)
-    assert all((weight == 2.0).all() for weight in net.parameters())
-
-
-def test_an_inactive_step_changes_nothing_even_with_bad_gradients():
-    flat = flattened(nets()[0])
-    flat.gradient.fill_(1.0)
-    step(flat, 1.0, torch.tensor(True))
-    before = [tensor.clone() for tensor in flat.state]
-    flat.gradient.fill_(torch.nan)
-    step(flat, 1.0, torch.tensor(False))
-    assert all(map(torch.equal, flat.state, before))
-
-
 class Reversed(nn.Sequential):
     def named_parameters(self, *args, **kwargs):
         return reversed(list(super().named_parameters(*args, **kwargs)))
@@ -114,31 +93,6 @@ def test_a_restored_state_has_no_number_of_the_padding():
     net.load_state_dict(before.state_dict())
     flat.load_state_dict(state)
     assert all(torch.isfinite(vector).all() for vector in flat.state)
-
-
-def saved_by(*sizes, optimizer="adam", **config):
-    flat = flattened(nn.Sequential(*map(nn.Linear, sizes, sizes[1:])), optimizer, **config)
-    step(flat)
-    return flat
-
-
-REFUSED = {
-    "equal size, other shape": (saved_by(5, 3), r"exp_avg \[3, 5\], .* of '0.weight', this one exp_avg \[5, 3\]"),
-    "more weights": (saved_by(3, 5, 1), r"of '1.weight', this one nothing"),
-    "another rule": (saved_by(3, 5, optimizer="sgd", momentum=0.9), r"keeps momentum_buffer \[5, 3\] of '0.weight'"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_another_layout_is_refused_and_changes_nothing(case):
-    saved, message = REFUSED[case]
-    flat = saved_by(3, 5)
-    flat.gradient.fill_(1.0)
-    step(flat)
-    before = [tensor.clone() for tensor in flat.state]
-    with pytest.raises(ValueError, match=message):
-        flat.load_state_dict(saved.state_dict())
-    assert all(map(torch.equal, flat.state, before))
 
 
 def went_on(algorithm, steps=2):
@@ -226,14 +180,3 @@ def test_what_others_hold_is_not_replaced():
     for name, advice in {"policy": "load_state_dict", "env": "build another", "config": "overrides"}.items():
         with pytest.raises(AttributeError, match=f"`{name}` of an algorithm cannot be replaced: .*{advice}"):
             setattr(algorithm, name, copy.copy(getattr(algorithm, name)))
-
-
-@pytest.mark.parametrize("case", ["dqn", "ppo"])
-def test_moments_of_weights_without_gradient_end_at_0(case):
-    algorithm = trained(case, 1)
-    (mean,) = (each.moments["exp_avg"] for each in algorithm.optimizers)
-    mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
-    went_on(algorithm, 4)
-    assert not ((mean != 0) & (mean.abs() < 1e-38)).any()
-    assert (mean != 0).any()
-    assert torch.tensor(1e-39).mul(1.0).item() > 0.0  # outside of a step nothing is flushed

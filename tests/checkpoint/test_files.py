@@ -484,13 +484,6 @@ def config(**options):
     return PPOConfig(**({"num_envs": 4, "horizon": 4, "seed": 1, "device": "cpu"} | options))
 
 
-def test_overrides_are_hyperparameters():
-    run = described(config().build(CartPole))
-    assert changes(run[1], build_algorithm(*run, {"gamma": 0.5})) == {"gamma": (0.99, 0.5)}
-    with pytest.raises(ValueError, match="gamma"):
-        build_algorithm(*run, {"gama": 0.5})
-
-
 def test_a_hyperparameter_that_an_older_checkpoint_lacks_takes_its_default_with_a_word():
     algorithm = config(gamma=0.5).build(CartPole)
     run = described(algorithm)

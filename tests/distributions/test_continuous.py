@@ -47,18 +47,6 @@ def test_kl_of_nearly_equal_distributions_keeps_its_digits():
     assert distribution.kl(one, near).item() == pytest.approx(1e-8, rel=0.1)
 
 
-def test_gradients_flow_to_means_and_free_standard_deviations():
-    distribution = Normal(box(2))
-    mean = torch.zeros(3, 2, requires_grad=True)
-    params = distribution.from_features(mean)
-    distribution.logp(params, torch.ones(3, 2)).sum().backward()
-    # For each of 3 rows: d logp / d mean = (a - mean) / std^2 = 1, d logp / d log std = z^2 - 1 = 0; entropy's is 1.
-    assert torch.equal(mean.grad, torch.ones(3, 2))
-    assert torch.equal(distribution.log_std.grad, torch.zeros(2))
-    distribution.entropy(distribution.from_features(mean)).sum().backward()
-    assert torch.equal(distribution.log_std.grad, torch.full((2,), 3.0))
-
-
 def test_the_environment_gets_clipped_actions_where_there_are_bounds():
     space = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
     actions = torch.tensor([[3.0, 7.0], [-3.0, -70.0], [0.5, 0.5]])

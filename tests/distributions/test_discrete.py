@@ -58,16 +58,6 @@ def test_masked_actions_have_no_probability_and_the_rest_is_as_if_they_were_not_
 SIZES = [3, 1, 5, 2]
 
 
-@pytest.mark.parametrize("sizes", [SIZES, [4, 4]])
-def test_each_choice_is_sampled_as_a_categorical_is(sizes):
-    distribution = MultiCategorical(MultiDiscrete(sizes))
-    features, noise = torch.randn(500, sum(sizes)), torch.rand(500, len(sizes))
-    actions, _ = distribution.sample(distribution.from_features(features), noise)
-    for i, piece in enumerate(features.split(sizes, -1)):
-        one = Categorical(Discrete(sizes[i]))
-        assert torch.equal(actions[:, i], one.sample(one.from_features(piece), noise[:, i : i + 1])[0])
-
-
 def test_masks_are_laid_out_like_the_logits():
     distribution, features = MultiCategorical(MultiDiscrete(SIZES)), random_logits(6, 40, 11)
     mask = torch.tensor([True, False, False, True, False, True, False, True, False, False, True])

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl8x.envs import BUILTIN, CartPole, Pendulum
+from rl8x.envs import CartPole, Pendulum
 from rl8x.envs.base import Env, Parameter
-from rl8x.randomization import Grid, LogUniform, Uniform
+from rl8x.randomization import Grid, Uniform
 
 
 class Countdown(Env):
@@ -34,12 +32,6 @@ class Countdown(Env):
 
     def observe(self, state, parameters):
         return torch.stack((state["count"], state["draws"][:, 1]), 1)
-
-
-def rollout(env, steps):
-    """Step with random actions; returns all that was seen."""
-    env.action_space.seed(0)
-    return [env.step(env.action_space.sample()) for _ in range(steps)]
 
 
 class Oracle:
@@ -85,38 +77,6 @@ def test_advance_equals_a_loop_over_copies(limit):
             ended += row[1] or row[2]
     assert ended > 50
     assert step.valid is None
-
-
-def test_noise_of_a_horizon_equals_noise_step_by_step():
-    at_once, stepwise = Countdown(7, seed=3), Countdown(7, seed=3)
-    noise = at_once.noise(50)
-    assert noise.shape == (50, 7, 2)
-    assert torch.equal(noise, torch.cat([stepwise.noise(1) for _ in range(50)]))
-    assert 0 <= float(noise.min()) < 0.1 < 0.9 < float(noise.max()) < 1
-
-
-@pytest.mark.parametrize("env_class", [*BUILTIN.values(), Countdown])
-def test_a_snapshot_goes_on_with_the_same_bits(env_class):
-    limit = None if env_class.default_time_limit is None else 6
-    name, parameter = next(iter(env_class.parameters.items()))
-    config = {name: LogUniform(parameter.default * 0.9, parameter.default * 1.1)}
-    env = env_class(5, seed=0, time_limit=limit)
-    env.reset(config=config)
-    rollout(env, 9)
-    file = io.BytesIO()
-    torch.save(env.state_dict(), file)
-    expected = rollout(env, 15)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    kept = {key: value.clone() for key, value in state["carry"]["state"].items()}
-    other = env_class(5, seed=99, time_limit=limit)
-    other.load_state_dict(state)
-    assert other.config == env.config
-    torch.testing.assert_close(rollout(other, 15), expected, rtol=0, atol=0)
-    other.reset()
-    env.reset()
-    torch.testing.assert_close(other.carry["state"], env.carry["state"], rtol=0, atol=0)
-    torch.testing.assert_close(state["carry"]["state"], kept, rtol=0, atol=0)
 
 
 def test_a_snapshot_of_another_size_or_state_is_refused_with_what_differs():
@@ -225,14 +185,3 @@ def test_actions_of_other_types_do_what_those_of_a_policy_do(kind, actions):
         steps.append(env.step(taken)[:2])
     assert steps[0][0].dtype == steps[0][1].dtype == torch.float32
     torch.testing.assert_close(*steps, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_every_parameter_has_one_value_a_copy(num_envs):
-    env, own = CartPole(num_envs, seed=0), [1.0, 2.0, 3.0][:num_envs]
-    env.reset(config={"length": 0.25, "gravity": own, "masspole": torch.tensor(own), "tau": Uniform(0.01, 0.02)})
-    parameters = env.carry["parameters"]
-    assert {(tuple(value.shape), value.dtype) for value in parameters.values()} == {((num_envs,), torch.float32)}
-    assert parameters["gravity"].tolist() == parameters["masspole"].tolist() == own
-    assert (parameters["length"].tolist(), parameters["masscart"].tolist()) == ([0.25] * num_envs, [1.0] * num_envs)
-    assert env.noise_width == 5

@@ -199,12 +199,6 @@ def test_an_environment_of_ones_own_measures_its_states():
     assert info["_distance"].all()
 
 
-def test_only_what_a_simulator_told_is_in_the_rows():
-    config = PPOConfig(num_envs=4, horizon=16, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
-    names = [name for name in config.build(GymnasiumEnv(Goal, 4, seed=0)).collect() if "info" in name]
-    assert names == ["episodes/info/is_success/mean"]  # and no `success`
-
-
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [

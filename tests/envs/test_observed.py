@@ -17,7 +17,6 @@ from rl8x.envs import (
     Attribute,
     CartPole,
     GymnasiumEnv,
-    NumpyEnv,
     ObservedParameters,
     Parameter,
     Pendulum,
@@ -26,7 +25,6 @@ from rl8x.envs import (
 )
 from rl8x.envs.base import Env
 from rl8x.envs.observed import ScaledParameters
-from rl8x.envs.registry import BUILTIN
 from rl8x.policy import Policy
 from rl8x.randomization import LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
@@ -62,18 +60,6 @@ def test_sides_of_a_decade_are_logarithmic_and_others_linear(default, low, high,
 
 
 # -- where they are seen
-
-
-@pytest.mark.parametrize("name", BUILTIN)
-@pytest.mark.parametrize("mode", ["critic", "all"])
-def test_every_built_in_environment_shows_its_parameters(name, mode):
-    env = ObservedParameters(BUILTIN[name](3, seed=0), mode)
-    validate(env)
-    obs, _ = env.reset()
-    np.testing.assert_array_equal(obs["parameters"], np.zeros((env.num_envs, len(env.parameters))))
-    assert env.single_observation_space["parameters"].shape == (len(env.parameters),)
-    assert env.observation_space.contains(NumpyEnv(env).reset()[0])
-    assert critic_only(env.single_observation_space) == (("parameters",) if mode == "critic" else ())
 
 
 def scaled_by_hand(env: Env, values: dict[str, Tensor]) -> Tensor:

@@ -1,12 +1,11 @@
 import copy
-import math
 
 import pytest
 import torch
 
 from rl8x import PPOConfig
 from rl8x.distributed import Ranks
-from rl8x.envs import CartPole, Parameter
+from rl8x.envs import CartPole
 from rl8x.randomization import Adaptive, Choice, Learnable, Scheduled, Uniform
 
 ADAPTIVE = {"length": Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)}
@@ -166,20 +165,6 @@ def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
 
     assert levels(0, seed=3) == levels(1, seed=3)
     assert levels(0, seed=3) != levels(0, seed=4)
-
-
-TILT = Parameter(default=0.0, low=-math.inf, high=math.inf)
-
-
-def test_a_range_without_limits_may_go_anywhere_where_the_parameter_may():
-    env = type("Unbounded", (CartPole,), {"parameters": CartPole.parameters | {"tilt": TILT}})(4, seed=0)
-    env.reset(config={"tilt": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1e3, episodes=1)})
-    (group,) = env.parameter_state.current.curricula
-    for _ in range(3):
-        group._move(torch.tensor([True, True]), torch.tensor([False, False]))
-    assert env.parameter_support()["tilt"] == (-3001.0, 3001.0)
-    with pytest.raises(ValueError, match="its start lies outside of the parameter's bounds"):
-        env.reset(config={"length": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1)})
 
 
 def test_the_range_of_a_choice_that_moves_is_what_can_be_drawn():

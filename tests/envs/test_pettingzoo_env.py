@@ -10,7 +10,6 @@ import torch
 
 from rl8x import PPOConfig, keys
 from rl8x.envs import PettingZooEnv, validate
-from rl8x.rollouts.episodes import EpisodeRunner
 
 pytest.importorskip("pettingzoo", reason="pettingzoo is not installed: pip install 'rl8x[pettingzoo]'")
 
@@ -158,29 +157,6 @@ def test_first_episodes_that_were_shortened_do_not_count():
     assert 0 < whole < 12
     assert row["episodes/ended"] == whole
     assert row["episodes/lengths/min"] == 4
-
-
-def test_an_evaluation_is_a_loop_of_the_policy_in_the_environment():
-    make = functools.partial(PettingZooEnv, Shift, team_return="sum", state="shared", agent_id=True)
-    algorithm = PPOConfig(num_envs=2, **SMALL).build(make)
-    env, policy = PettingZooEnv(Shift, 3, team_return="sum", state="shared", agent_id=True), algorithm.policy
-    runner = EpisodeRunner(policy, env)
-    runner.begin(seed=7)
-    assert len(list(runner.play())) >= LAST
-    returns = []
-    for i in range(3):
-        single, total = Shift(), 0.0
-        obs, _ = single.reset(seed=7 + i)
-        while single.agents:
-            seen = {
-                agent: {"obs": obs[agent].astype(np.float32), "agent_id": single.possible_agents.index(agent)}
-                for agent in single.agents
-            }
-            obs, rewards, *_ = single.step({agent: int(policy.decide(each).actions) for agent, each in seen.items()})
-            total += sum(rewards.values())
-        returns.append(total)
-    assert runner.by_copy[1].tolist() == pytest.approx(returns)
-    assert runner.by_copy[2].tolist() == [LAST] * 3
 
 
 def test_what_an_agent_sees():

@@ -9,24 +9,15 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-import torch
 
 import rl8x.envs
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
 from rl8x.config.describe import env_spec
-from rl8x.envs import BUILTIN, CartPole, Spread, make, resolve
+from rl8x.envs import CartPole, Spread
 from rl8x.envs.registry import env_maker
 from rl8x.importing import import_named
-
-
-def test_make_finds_the_class_of_a_name_and_passes_arguments_on():
-    assert [cls.__name__ for cls in BUILTIN.values()] == [*BUILTIN]
-    assert (resolve("CartPole"), len(BUILTIN)) == (CartPole, 10)
-    env, other = make("CartPole", 3, seed=1, time_limit=7), CartPole(3, seed=1)
-    assert env.time_limit == 7
-    assert torch.equal(env.reset()[0], other.reset()[0])
 
 
 def test_a_maker_of_a_maker_is_the_same_class_with_all_arguments():

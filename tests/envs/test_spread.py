@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x import DQNConfig, MemoryTracker, NullTracker, PPOConfig, Trainer
+from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import Spread, make, validate
 from rl8x.envs.team import Team
 from rl8x.randomization import Adaptive
@@ -137,12 +137,3 @@ def test_a_curriculum_goes_by_the_returns_of_the_team():
     for _ in range(3):
         algorithm.collect(env_config={"size": adaptive})
     assert algorithm.env.parameter_state.ranges()["size"][1] > 0.1
-
-
-def test_values_alone_may_not_decide_by_what_the_critic_sees():
-    with pytest.raises(ValueError, match="for the critic alone"):
-        DQNConfig(num_envs=2, device="cpu").build(Spread, state="shared")
-    algorithm = DQNConfig(num_envs=2, horizon=2, warmup_steps=4, seed=0, device="cpu").build(Spread, agent_id=True)
-    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False)
-    trainer.run(max_steps=3, progress="none")
-    assert algorithm.counters["env/steps"] == 36

@@ -48,17 +48,6 @@ def test_a_ring_is_a_deque(tmp_path_factory, capacity, blocks, on_disk):
     assert same_rows(dict(replay.as_tensordict().items()), numbers)
 
 
-def test_a_batch_is_one_selection_of_each_dtype_which_later_rows_do_not_change():
-    replay = Replay(8, "cpu")
-    replay.append(rows_of(range(8)))
-    batches = replay.gather(torch.tensor([[3, 1], [0, 7], [2, 2]]))
-    # float32 together, uint8 images apart, int64, bool
-    assert len({each.untyped_storage().data_ptr() for each in batches.values()}) == 4
-    replay.append(rows_of(range(8, 16)))
-    assert {each.shape[:2] for each in batches.values()} == {(3, 2)}
-    assert same_rows({name: each.flatten(0, 1) for name, each in batches.items()}, [3, 1, 0, 7, 2, 2])
-
-
 def test_rows_are_drawn_uniformly():
     replay = Replay(50, "cpu")
     replay.append(rows_of(range(40)))

@@ -6,7 +6,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.probes import Steps
 
 from rl8x import keys
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.envs import GymnasiumEnv
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
@@ -37,16 +37,6 @@ def test_episodes_that_are_cut_at_a_horizons_end_bootstrap_from_what_their_last_
 def collector_of(env):
     policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
     return Collector(env, policy, torch.Generator().manual_seed(2), Execution("eager", "fp32", torch.device("cpu")))
-
-
-def test_an_evaluation_keeps_no_observations_of_its_horizon_and_draws_its_noise_ahead():
-    env, same = CartPole(4, seed=1, time_limit=5), CartPole(4, seed=1, time_limit=5)
-    played = collector_of(env).evaluate(12, deterministic=True)
-    assert keys.OBS not in played.tensors
-    same.reset()
-    same.noise(12)
-    assert torch.equal(env.generator.get_state(), same.generator.get_state())
-    assert (played[keys.REWARDS][:12] == 1.0).all()
 
 
 class Clock(Steps):

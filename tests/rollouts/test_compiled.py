@@ -11,7 +11,7 @@ from tests import probes
 from tests.probes import traced_only
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum, env_maker
 from rl8x.randomization import Uniform
 
@@ -58,23 +58,6 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case):
         assert len(set(rows[rows > 0].tolist())) > 1
     assert recorded.horizons.collector.stepper.compiles_env
     assert dict(recorded.evaluate()) == pytest.approx(dict(eager.evaluate()), rel=1e-4)  # by a program of its own
-
-
-def test_recorded_steps_fill_a_replay_with_the_rows_of_eager_ones():
-    options = {"num_envs": 4, "horizon": 6, "warmup_steps": 24, "batch_size": 4, "seed": 2, "device": "cpu"}
-    options |= {"model_config": {"hidden_sizes": [8]}, "n_step": 1}
-    eager, recorded = (
-        DQNConfig(**options, execution=mode).build(CartPole, time_limit=5) for mode in ("eager", "compile")
-    )
-    for algorithm in (eager, recorded):
-        algorithm.collect()
-        algorithm.collect()
-    assert recorded.horizons.collector.stepper.compiles_env
-    rows, found = (each.replay.as_tensordict().to_dict() for each in (eager, recorded))
-    torch.testing.assert_close(found, rows)
-    # What a step led to is the next step's observation, but for the fifth, which the time limit makes the last.
-    obs, after = (rows[name].view(12, 4, 4) for name in ("obs", "next_obs"))
-    assert (after[:-1] == obs[1:]).flatten(1).all(1).tolist() == [t % 5 != 4 for t in range(11)]
 
 
 class TwoSteps(probes.Steps):

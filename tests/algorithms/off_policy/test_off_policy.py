@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.test_conformance import train
-from tests.probes import Probe, Steps, traced_only
+from tests.probes import Probe, Steps
 from tests.rollouts.test_statistics import COPIES, rollout
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,21 +255,6 @@ def test_a_step_touches_no_more_of_a_large_replay_than_of_a_small_one(mode, tmp_
     assert 0 < small == large
 
 
-def test_a_run_changes_from_eager_to_compiled_updates(monkeypatch):
-    traced_only(monkeypatch)
-    options = {"updates_per_sample": 0.3, "batch_size": 16}
-    eager, changing = build(**options), build(**options, execution="auto")
-    changing.execution.plan(0.5 / 3, 200)
-    assert changing.execution.starts_at == 3
-    for step in range(6):
-        changing.execution.begin_step(step)
-        for algorithm in (eager, changing):
-            algorithm.collect()
-            algorithm.step()
-    assert changing.execution.mode == "compile"
-    assert all(map(torch.equal, eager.nets.state, changing.nets.state))
-
-
 @pytest.mark.parametrize(("updates", "batch_bytes", "expected"), [(42.7, 1000, 42), (0.3, 1000, 1), (64, 2**30, 1)])
 def test_blocks_are_as_large_as_a_step_has_updates_and_memory_allows(updates, batch_bytes, expected):
     algorithm = build(updates_per_sample=updates / 16)
@@ -301,16 +286,6 @@ def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
         with pytest.raises(ValueError, match=message):
             nets.load_state_dict({**nets.state_dict(), "modules": {"q": modules} if modules else {}})
     assert all(map(torch.equal, nets.state, before))
-
-
-def test_what_is_the_policys_is_saved_with_it():
-    policy, critic = perceptron(), perceptron(1)
-    nets = Nets(policy)
-    for name, module in (("actor", policy), ("critic", critic)):
-        nets.trained[name] = FlatOptimizer(module, make_rule("adam", {}), lr=0.1)
-    modules = nets.state_dict()["modules"]
-    assert modules["actor"] == {}
-    assert modules["critic"].keys() == critic.state_dict().keys()
 
 
 # -- flags of numbers that are not finite; trainers/test_non_finite.py acts

@@ -221,19 +221,6 @@ def test_resets_follow_horizons_per_env_reset_or_whether_the_task_ends(env, ever
     assert seen == resets
 
 
-def test_recurrent_states_start_afresh_as_rl8_has_it():
-    config = {"model": "lstm", "model_config": {"hidden_size": 8}, "horizon": 32}
-    assert tiny(**config, seq_len=4, seqs_per_state_reset=8).build(DiscreteDummy).state_reset_every == 32
-    assert tiny(**config).build(DiscreteDummy).state_reset_every == 32
-    assert tiny(**config).build(CartPole).state_reset_every == 0
-    algorithm = tiny(**config, seq_len=4, seqs_per_state_reset=2, horizons_per_env_reset=-1).build(DiscreteDummy)
-    algorithm.collect()
-    algorithm.collect()
-    states = algorithm.rollout.states
-    zero = [all(not state[k].any() for state in states.values()) for k in range(8)]
-    assert zero == [True, False, True, False, True, False, True, False]
-
-
 def test_the_buffer_is_a_tensordict_over_the_same_memory():
     algorithm = tiny().build(CartPole)
     algorithm.collect()
@@ -246,14 +233,6 @@ def test_the_buffer_is_a_tensordict_over_the_same_memory():
 
 
 # -- building
-
-
-def test_an_env_config_that_would_never_apply_is_refused():
-    algorithm = tiny().build(CartPole)
-    for _ in range(2):
-        algorithm.collect(env_config={"length": 1.0})
-    with pytest.raises(ValueError, match="never apply"):
-        algorithm.collect(env_config={"length": 2.0})
 
 
 def test_params_name_every_hyperparameter_and_the_arguments_of_model_and_distribution():

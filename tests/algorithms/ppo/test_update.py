@@ -7,9 +7,7 @@ import torch
 from tests.algorithms.test_conformance import build, train, weights
 from tests.probes import traced_only
 
-from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack
-from rl8x.envs import CartPole
 
 
 @pytest.fixture(autouse=True)
@@ -76,23 +74,6 @@ def test_sequences_hold_what_the_rollout_held(seq_len):
     assert (pack.gather(rows)[0]["obs"] == 7).all()
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("minibatch", "chunk"), [(4, 4), (4, 3), (12, 5)])
-def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
-    sizes = {"num_envs": 4, "horizon": 3, "sgd_minibatch_size": minibatch, "shuffle_minibatches": shuffle}
-    algorithm = PPOConfig(**sizes, device="cpu", seed=1).build(CartPole)
-    algorithm.collect()
-    algorithm.set_targets()
-    updater = algorithm.updater
-    updater.chunk_rows = lambda _: chunk
-    with updater.begin():
-        rows = [part.tolist() for batch in updater.minibatches() for part in batch]
-    assert [len(part) for part in rows] == {(4, 4): [4] * 3, (4, 3): [3, 1] * 3, (12, 5): [5, 5, 2]}[minibatch, chunk]
-    seen = [row for part in rows for row in part]
-    assert sorted(seen) == list(range(12))
-    assert (seen == list(range(12))) == (not shuffle or minibatch == 12)
-
-
 @pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
 def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after_an_epoch(limit, calls):
     """Three epochs of two minibatches; the orders of those that are not begun are not drawn."""
@@ -113,13 +94,3 @@ def test_the_updates_of_a_step_are_one_program_unless_a_limit_may_end_them_after
     assert torch.equal(traced.updater.generator.get_state(), eager.updater.generator.get_state())
     assert traced.counters == eager.counters
     torch.testing.assert_close(weights(traced), weights(eager), atol=1e-4, rtol=1e-4)
-
-
-def test_chunks_of_wide_observations_are_smaller():
-    algorithm = build("ppo", execution="compile")
-    algorithm.collect()
-    algorithm.step()
-    narrow = algorithm.updater._chunk_steps
-    assert algorithm.pack.width == algorithm.pack.sources[0].shape[-1]
-    algorithm.pack.width += 4 * 84 * 84
-    assert algorithm.updater._chunk_steps == 2**24 // algorithm.pack.width < narrow
