@@ -16,7 +16,7 @@ from rl8x.envs.parameters import (
     plain,
     shown_value,
 )
-from rl8x.randomization import Adaptive, Choice, Grid, ParameterDistribution, Scheduled, Uniform, distributions
+from rl8x.randomization import Adaptive, Choice, Grid, ParameterDistribution, Scheduled, Uniform
 
 SCHEDULE = Scheduled([[0, 0.4], [1000, 0.8]], by="eval/returns/mean")
 ADAPTIVE = Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)
