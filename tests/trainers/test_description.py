@@ -11,6 +11,7 @@ from rl8x.cli.main import main
 from rl8x.conditions import HitsUpperBound
 from rl8x.config import RunSpec, load_run_file
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
+from rl8x.envs.parameters import plain
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
@@ -90,7 +91,7 @@ def test_evaluations_by_hand_after_a_resume_say_what_they_are_made_under(tmp_pat
     trained(run={"eval_env_config": {"length": 1.0}}, num_eval_envs=2, checkpoints=tmp_path)
     trainer = Trainer.resume(tmp_path, tracker=MemoryTracker())
     trainer.step()
-    assert trainer.evaluations.env_config["length"] == trainer.tracker.params["eval_env_config.length"] == 1.0
+    assert plain(trainer.evaluations.env_config)["length"] == trainer.tracker.params["eval_env_config.length"] == 1.0
 
 
 def narrower(known):

@@ -75,7 +75,7 @@ def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the parameters that both commands share: the run, its environment, overrides, the seed, and flags."""
     for parameter in (
         click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs."),
-        click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged."),
+        click.option("--auto", is_flag=True, help="Take the newest good checkpoint if the given one is damaged."),
         click.option("--seed", type=WholeRange(0, 2**63 - 1), default=0, help="Seeds environment and actions."),
         click.option("--env", metavar="ENV", help=_ENV),
         click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]..."),
@@ -123,7 +123,7 @@ rl8x play my-run --env-config "length: {uniform: [0.2, 2]}" --copies 9 --output 
 """
 _EPISODES: Final = 10  # without a film
 _ENV_CONFIG: Final = "Values of the environment's parameters; a list has one for each copy. [default: as in training]"
-_GRID: Final = "A copy for each value, side by side; a second one makes rows, one above the other."
+_GRID: Final = "Play a copy for each value, side by side; a second --grid makes rows of them."
 
 
 @click.command("play", cls=Command, epilog=_PLAY_EXAMPLES)
@@ -249,7 +249,7 @@ rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 
 """
 _OUTPUT: Final = "A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]"
 _FORMAT: Final = "A file of safetensors, or Minari's HDF5 in its own folder of data sets."
-_RANDOM: Final = "Act at random: a run only says in which environment, and RUN may be the name of one."
+_RANDOM: Final = "Take random actions in the environment of RUN, which may then be the name of an environment."
 
 
 @click.command("collect", cls=Command, epilog=_COLLECT_EXAMPLES)
@@ -264,10 +264,10 @@ _RANDOM: Final = "Act at random: a run only says in which environment, and RUN m
 def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None, **how: Any) -> int:
     """Record what the policy of RUN does: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
-    With --random RUN may also be an environment, named as for `rl8x train`; it then has its defaults.
+    With --random, RUN may also be an environment, named as for `rl8x train`, which then has its defaults.
 
     It acts under the env_config of the training, of which env_config.NAME=VALUE changes one parameter, and
-    env_config={} goes back to the environment's defaults; in another --env it acts under that one's defaults.
+    env_config={} restores the environment's defaults. Another --env has its own defaults.
 
     The data set has true final observations, and says where episodes terminated and where they were truncated. It is
     in rl8x's own format, a file of safetensors, or in Minari's; `--dataset` and `Dataset.load` read both.

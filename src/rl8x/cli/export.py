@@ -17,7 +17,7 @@ _FORMAT = (
     "safetensors, which rl8x's Policy.load reads; pt2, for torch.export.load; onnx. [default: by the suffix of "
     "--output, else safetensors]"
 )
-_CHECKPOINT = "Which of the run's checkpoints; best is by the metric that checkpoints go by. [default: last]"
+_CHECKPOINT = "The run's last checkpoint, or its best by the metric that its checkpoints keep. [default: last]"
 _EXAMPLES = """\b
 rl8x export abundant-crane-42                            # policy.safetensors, for Policy.load
 rl8x export abundant-crane-42 --checkpoint best --format onnx
@@ -30,19 +30,19 @@ rl8x export abundant-crane-42 --log --register cartpole --alias champion
 @click.argument("run")
 @click.option("--format", "format_name", type=click.Choice(["safetensors", "pt2", "onnx"]), help=_FORMAT)
 @click.option("--checkpoint", "which", type=click.Choice(["last", "best"]), help=_CHECKPOINT)
-@click.option("--sampled", is_flag=True, help="Actions are samples, made of a further input `noise`.")
+@click.option("--sampled", is_flag=True, help="Return sampled actions, drawn by means of one more input, `noise`.")
 @click.option("--output", metavar="FILE", help="The file to write. [default: policy.FORMAT]")
 @click.option("--log", is_flag=True, help="Log the policy as a model of its run in MLflow, too.")
-@click.option("--register", metavar="NAME", help="Make that model a version of this registered one; means --log.")
-@click.option("--alias", metavar="ALIAS", help="Call that version so, such as champion: models:/NAME@champion.")
-@click.option("--trust", is_flag=True, help="Import what the checkpoint names, whose code then runs.")
+@click.option("--register", metavar="NAME", help="Register that model as a version of NAME; implies --log.")
+@click.option("--alias", metavar="ALIAS", help="Alias of that version, such as champion: models:/NAME@champion.")
+@click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
 @click.option("--tracking-uri", metavar="URI", help="Where the run is. Default: as in training.")
 def export(run: str, output: str | None, register: str | None, alias: str | None, **how: Any) -> None:
     """Write the policy of RUN as one file: observation in, action for the environment out.
 
-    RUN is a run's name or ID, its folder of checkpoints, or one checkpoint. Observation normaliser, action mask and
-    scaling are inside, and what a policy remembers is among its inputs and outputs. The file is compared with the
-    policy on 1,000 observations before it is written, and refused where an action differs by more than 1e-4.
+    RUN is a run's name or ID, its folder of checkpoints, or one checkpoint. The file includes the observation
+    normaliser, action mask and scaling; a recurrent policy's state is among its inputs and outputs. Before it is
+    written, it is compared with the policy on 1,000 observations, and refused if an action differs by more than 1e-4.
     """
     check_model_names(how["which"] or "last", register, alias, mark="--")
     from rl8x.checkpoint import find, load_policy

@@ -43,10 +43,10 @@ rl8x tuned HalfCheetah-v5 sac > run.yaml              # look at one, or change i
 @click.argument("task", required=False)
 @click.argument("algorithm", default="PPO")
 def tuned(task: str | None, algorithm: str) -> None:
-    """List the settings that learn a task, or print the run file of that of TASK by ALGORITHM, PPO by default.
+    """List the tuned settings, or print the run file of the one for TASK and ALGORITHM, by default PPO.
 
-    Returns are those of the final policy, deterministic, in fresh episodes: the median of some seeds, and the lowest to
-    the highest. Seconds are those of training on one CPU thread.
+    Returns are those of the final, deterministic policy in fresh episodes: the median over seeds, and the lowest and
+    highest of them. Seconds are the time of training on one CPU thread.
     """
     from rl8x.config.tuned import tuned_file, tuned_rows
 
@@ -61,11 +61,11 @@ def tuned(task: str | None, algorithm: str) -> None:
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=WholeRange(1, 65535), default=5000, help="Port to listen on.")
 @tracking_uri
-@click.option("--browser/--no-browser", default=True, help="Open the page, where there is a display.")
+@click.option("--browser/--no-browser", default=True, help="Open the page, if there is a display.")
 def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
-    """Show MLflow's web page on the runs, those of the newest run's experiment, until Ctrl-C.
+    """Show MLflow's web page of the runs, opened at the newest run's experiment, until Ctrl-C.
 
-    Where the runs are kept by a server, its own page is shown.
+    If a server keeps the runs, its own page is shown.
     """
     from rl8x.tracking import open_browser, runs_link, serve_ui
     from rl8x.tracking.location import locate
@@ -87,12 +87,12 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
 @click.option("--to", metavar="URI", help="Store to send to. Default: where each run was meant to go.")
 @click.option("--yes", is_flag=True, help="Also send to stores that only a journal names, without asking.")
 def sync(folder: str | None, to: str | None, yes: bool) -> int:
-    """Send rows that were kept back while MLflow could not be reached, or when a process was killed.
+    """Send rows that were held back because MLflow could not be reached or a process was killed.
 
-    FOLDER is a run's journal or a folder of journals, by default mlruns/spool in the working directory. Sending again
-    what has arrived adds nothing. What the store refused before is tried again. Rows go to the database next to the
-    journals, or to the store that you use here; any other that a journal names is asked about. The exit code is 1 if
-    something could not be sent.
+    FOLDER is a run's journal or a folder of journals, by default mlruns/spool in the working directory. Rows that have
+    arrived are not added again, and those that the store refused are tried again. Rows go to the database next to the
+    journals, or to the store that you use here; before they go to another one that a journal names, you are asked. The
+    exit code is 1 if something could not be sent.
     """
     from rl8x.tracking import sync as send
 
@@ -108,12 +108,12 @@ def sync(folder: str | None, to: str | None, yes: bool) -> int:
 
 
 @click.command("cache", cls=Command)
-@click.option("--clear", is_flag=True, help="Remove them all; what a run needs is compiled again.")
+@click.option("--clear", is_flag=True, help="Remove all of them; runs compile again what they need.")
 def cache(clear: bool) -> None:
-    """List the compiled programs that are kept for later runs, the one used last first.
+    """List the compiled programs that are kept for later runs, the most recently used first.
 
-    They are in RL8X_CACHE_DIR, or this user's cache folder; RL8X_CACHE_MB limits their size (500); programs
-    that were used within the last hour stay.
+    They are in RL8X_CACHE_DIR, by default this user's cache folder. RL8X_CACHE_MB limits their size, by default to 500;
+    programs that were used within the last hour are always kept.
     """
     from rl8x.execution.artifacts import Artifacts, limit_mb
 

@@ -36,7 +36,7 @@ from rl8x.output import Unfailing, say
 # Command -> its module, which has a variable of the same name, and its short help, shown without importing it.
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
-    "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
+    "resume": ("rl8x.cli.train", "Continue a run from its last checkpoint."),
     "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
     "play": ("rl8x.cli.act", "Film a run's policy, or print its returns."),
     "collect": ("rl8x.cli.act", "Record a data set from what a run's policy does."),
@@ -44,12 +44,12 @@ COMMANDS: Final = {
     "envs": ("rl8x.cli.looking", "List the built-in environments, or describe one."),
     "tuned": ("rl8x.cli.looking", "List settings that learn, or print the run file of one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
-    "ui": ("rl8x.cli.looking", "Look at the runs in MLflow's web page."),
+    "ui": ("rl8x.cli.looking", "Show the runs in MLflow's web page."),
     "cache": ("rl8x.cli.looking", "List or remove the compiled programs that are kept for later runs."),
-    "report": ("rl8x.cli.study", "Statistics, figures and a page of a study."),
+    "report": ("rl8x.cli.study", "Report on a study: statistics, figures and a page."),
     "compare": ("rl8x.cli.study", "Compare runs: params, metrics, learning curves."),
-    "sync": ("rl8x.cli.looking", "Send rows to MLflow that an outage kept back."),
-    "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
+    "sync": ("rl8x.cli.looking", "Send MLflow the rows that an outage held back."),
+    "doctor": ("rl8x.cli.doctor", "Check versions, devices and what is installed, and say which features lack what."),
 }
 
 _MISTAKE: Final = 2  # exit code of a user's mistake
@@ -64,7 +64,7 @@ _HELP: Final = """Train reinforcement-learning policies on batched tensor enviro
 rl8x envs                                    list the environments
 rl8x train CartPole --stop "wall_time: 1m"   train for a minute
 rl8x train CartPole --tuned                  train with a setting that learns; `rl8x tuned` lists them
-rl8x train -f run.yaml                       train what a run file says
+rl8x train -f run.yaml                       train as a run file says
 rl8x ui                                      look at the runs
 """
 _PACKAGE: Final = Path(__file__).parents[1]

@@ -49,7 +49,7 @@ A search has ranges instead of lists, and `trials`:
   vary: {lr: {log_uniform: [1e-4, 1e-2]}}
   trials: 20
 """
-_BACKEND: Final = "What does the jobs: processes of this machine, or a cluster, which must see the study's folder."
+_BACKEND: Final = "Where the trainings run: in processes of this machine, or on a cluster that sees the study's folder."
 _FAILED: Final = 1
 
 
@@ -57,17 +57,17 @@ _FAILED: Final = 1
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--jobs", type=WholeRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option("--backend", type=click.Choice(["processes", "dask", "ray"]), default="processes", help=_BACKEND)
-@click.option("--cluster", metavar="ADDRESS", help="Of a Dask scheduler; without it, one is made on this machine.")
-@click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
+@click.option("--cluster", metavar="ADDRESS", help="Address of a Dask scheduler. Default: a new one on this machine.")
+@click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown as it runs.")
 @click.option("--dry-run", is_flag=True, help="Check everything, list the trainings, and train nothing.")
 @click.option("--trust", is_flag=True, help="Import the modules that the file names: their code runs.")
 def study(words: tuple[str, ...], file: str | None, dry_run: bool, trust: bool, **how: Any) -> int:
     """Train under several configurations, hyperparameters and seeds, and test every policy in many environments.
 
-    KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'; hyperparameters need no algorithm_config before
-    them. The same command goes on with a study that was interrupted: what is done is not done again. Each training is
-    a run in MLflow, a child of the study's. The exit code is 1 where trainings failed (all others
-    are done then), and 3 where the store does not have all of it.
+    KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'. Hyperparameters need no prefix
+    `algorithm_config.`. The same command continues a study that was interrupted, without repeating what is done. Each
+    training is a run in MLflow, a child of the study's run. The exit code is 1 if trainings failed (all others are done
+    then), and 3 if the store does not have all rows.
     """
     from rl8x.studies.definition import StudyConfig
     from rl8x.studies.jobs import check_backend

@@ -64,17 +64,17 @@ _IMPOSSIBLE: Final = (ProgramError, RankError)
 @click.option(
     "--resume",
     metavar="auto|RUN",
-    help="Go on with a run: by name, ID or path; auto: with the newest unfinished one of the same run file, if there "
-    "is one. For jobs that may be preempted and started again.",
+    help="Continue a run, given by its name, ID or path. auto: the newest unfinished run of the same run file, or a "
+    "new run if there is none, for jobs that may be preempted and started again.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, print the run as a run file, and train nothing.")
 def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: Any) -> int:
     """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
-    KEY=VALUE sets any key of a run file, with dots for what is inside: env_config.length=0.4. Hyperparameters need no
-    algorithm_config before them: lr=3e-4. Later wins: the run file, or that of --tuned, then KEY=VALUE, then options; a
-    number takes the place of the file's schedule of it. Without a stop condition the run goes on until Ctrl-C. The exit
-    code is 3 if the run was trained, but rows of it are lost, since neither MLflow nor the disk took them.
+    KEY=VALUE sets any key of a run file, with dots for nested keys: env_config.length=0.4. Hyperparameters need no
+    prefix `algorithm_config.`: lr=3e-4. Options override KEY=VALUE, which overrides the run file or that of --tuned; a
+    number also replaces the file's schedule of the same hyperparameter. Without a stop condition the run continues
+    until Ctrl-C. The exit code is 3 if the training is complete, but neither MLflow nor the disk took all its rows.
     """
     from rl8x.trainers import Trainer
 
@@ -114,20 +114,20 @@ def _saved_class(parameters: Mapping[str, Any], asks_help: bool) -> type[Algorit
 @click.command("resume", cls=AlgorithmCommand, find=_saved_class)
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
-@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
-@click.option("--max-steps", type=WholeRange(min=1), help="End after so many steps, those before among them.")
+@click.option("--auto", is_flag=True, help="Take the newest good checkpoint if the given one is damaged.")
+@click.option("--max-steps", type=WholeRange(min=1), help="End after so many steps, including those before.")
 @click.option("--steps-per-eval", type=WholeRange(min=1), help="Evaluate after every so many steps from here on.")
 @click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
 @click.option("--tracking-uri", metavar="URI", help="The store that has the run. Default: as in training.")
 @click.option(
-    "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
+    "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown as it runs."
 )
 def resume(run: str, words: Sequence[str], auto: bool, tracking_uri: str | None, trust: bool, **given: Any) -> int:
-    """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
+    """Continue RUN: its name or ID in MLflow, or the path of its folder of checkpoints, or of one of them.
 
-    The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
-    one from here on, as in lr=1e-4 or --lr 1e-4, and is noted in the run's tags; `rl8x resume RUN --help` lists them.
-    The exit code is 3 if rows are lost, as in `train`.
+    The same tracked run continues, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE, as in
+    lr=1e-4 or --lr 1e-4, changes a hyperparameter from here on, which the run's tags record; `rl8x resume RUN --help`
+    lists them. The exit code is 3 if rows are lost, as in `train`.
     """
     from rl8x.tracking.location import typed_store
 
