@@ -319,18 +319,16 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
 def _of_folder(reader: RunReader, path: Path) -> RunRecord | None:
     """Find the parent run of a study's folder, or the run of checkpoints; None if a path is neither."""
     if os.path.isfile(path / DEFINITION):
-        parent = reader.run_of_journal(str(read(path / DEFINITION).get("run_key", "")))
-        if parent is None:
-            raise ValueError(f"the study in {path} has no runs in MLflow.")
-        return parent
-    if not files.is_place(path):
+        handle, problem = read(path / DEFINITION).get("run_key", ""), f"the study in {path} has no runs in MLflow."
+    elif files.is_place(path):
+        known = files.describe([path, *files.listed(path)][-1])["run"]
+        if known["id"]:
+            return reader.run(known["id"])
+        handle, problem = known["handle"], f"{path} has checkpoints of a run that is not in MLflow."
+    else:
         return None
-    known = files.describe([path, *files.listed(path)][-1])["run"]
-    if known["id"]:
-        return reader.run(known["id"])
-    run = reader.run_of_journal(str(known["handle"]))
-    if run is None:
-        raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
+    if (run := reader.run_of_journal(str(handle))) is None:
+        raise ValueError(problem)
     return run
 
 

@@ -148,10 +148,8 @@ class _TrainingJob:
         env, steps = trainer.algorithm.env, trainer.state[keys.STEPS]
         if self._measured[0] == steps:
             return self._measured[1:]
-        if env is None:
-            trained: Any = self.study.train[self.training.training], self.evaluator.parameters, 1
-        else:
-            trained = env.present_config(), env.parameters, env.num_copies
+        given: Any = self.study.train[self.training.training], self.evaluator.parameters, 1
+        trained = given if env is None else (env.present_config(), env.parameters, env.num_copies)
         frame = self._table(trainer.state, inside(self.cells, *trained), self.evaluator.evaluate())
         self._measured = steps, frame, support(*trained)
         path = table.point_file(self.folder, steps)
