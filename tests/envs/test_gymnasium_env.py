@@ -338,6 +338,8 @@ LATER = {
     "shape": ({}, np.zeros(2), r"Changing\.step: the observation must be elements of Box.*; got ndarray \[2\]"),
     "kind": ({}, np.zeros(3, complex), "Changing.step: the observation must be .*; got .* of complex128"),
     "none": ({}, "x", "Changing.step: the observation must be elements of Box.*; got 'x'"),
+    "reward": ({}, (np.zeros(3), np.ones(1)), r"Changing\.step: `reward` must be one number.*; got ndarray \[1\]"),
+    "text as reward": ({}, (np.zeros(3), "x"), r"Changing\.step: `reward` must be one number.*; got 'x'"),
     "part": (
         {"observation_space": DictToy.observation_space},
         {"x": np.zeros(3)},
@@ -353,7 +355,7 @@ LATER = {
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("case", LATER)
-def test_an_observation_of_another_form_in_a_later_step_is_refused_with_the_space(case, mode):
+def test_a_result_of_another_form_in_a_later_step_is_refused_with_what_is_legal(case, mode):
     attributes, later, message = LATER[case]
 
     class Changing(DictToy if attributes else Toy):
@@ -367,7 +369,8 @@ def test_an_observation_of_another_form_in_a_later_step_is_refused_with_the_spac
         def step(self, action):
             self.steps += 1
             result = Toy.step(self, action)
-            return result if self.steps < 3 else (later, *result[1:])
+            changed = later if isinstance(later, tuple) else (later,)
+            return result if self.steps < 3 else (*changed, *result[len(changed) :])
 
     env = GymnasiumEnv(Changing, 2, vector_kwargs={"autoreset_mode": mode})
     env.reset(seed=0)

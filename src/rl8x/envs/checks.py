@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import gymnasium
@@ -145,13 +145,11 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
     _check_obs(owner, "the observation", obs, space, num_envs)
 
 
-def check_latest(vector_env: Any) -> None:
-    """Raise ValueError unless the latest observations of the copies in this process are of their space."""
-    inner = vector_env.unwrapped
-    for copy, obs in zip(getattr(inner, "envs", ()), getattr(inner, "_env_obs", ()), strict=False):
-        if obs is not None:
-            owner = f"{type(copy.unwrapped).__name__}.step"
-            _check_obs(owner, "the observation", obs, inner.single_observation_space, None)
+def check_latest(copies: Iterable[Any]) -> None:
+    """Raise TypeError or ValueError unless the latest result of each `OwnResults` has the form of Gymnasium's API."""
+    for copy in (each for each in copies if getattr(each, "latest", None) is not None):
+        check = check_step if len(copy.latest) > 2 else check_reset
+        check(copy.unwrapped, copy.latest, copy.observation_space)
 
 
 def check_rows(owner: str, num_envs: int | None, **numbers: Any) -> None:

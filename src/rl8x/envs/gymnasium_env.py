@@ -186,7 +186,7 @@ class GymnasiumEnv(SimulatorEnv):
         try:
             result: Any = self.vector_env.step(raw_actions)
         except (ValueError, TypeError, LookupError):
-            check_latest(self.vector_env)  # raises for an observation that could not be put beside the others
+            check_latest(copies_of(self.vector_env.unwrapped))  # raises for what could not be put beside the others
             raise
         if not self._is_known:
             check_step(self.vector_env, result, self.vector_env.single_observation_space, num_envs=self.num_envs)

@@ -86,6 +86,8 @@ class CopiedResults(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     reported: Collection[str] | None = None
     """Names to keep of `info`; None for all. Merging the rest takes 5% of the time of PPO on 16 HalfCheetahs."""
+    latest: Any = None
+    """The latest result, to say which one could not be put beside those of the other copies."""
     _is_known = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -95,6 +97,7 @@ class CopiedResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         result = self.env.reset(seed=seed, options=options)
         if not (self._is_known and _has_form(result, 2)):
             check_reset(self.env, result, self.env.observation_space)
+        self.latest = result
         obs, info = result
         return copied(obs), self._read_of(info)
 
@@ -104,6 +107,7 @@ class CopiedResults(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not (self._is_known and _has_form(result, 5)):
             check_step(self.env, result, self.env.observation_space)
             self._is_known = True
+        self.latest = result
         obs, reward, terminated, truncated, info = result
         info = self._read_of(info)
         if terminated or truncated:  # a reset may follow
