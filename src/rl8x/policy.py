@@ -501,8 +501,7 @@ class Policy(nn.Module):
         memory = self.memory(num)
         state = memory if state is None else state
         if not isinstance(state, Mapping):
-            got = in_line(repr(state))
-            raise TypeError(f"`state` must be what the last decision returned, or None; got {got:.200}.")
+            raise TypeError(f"`state` must be what the last decision returned, or None; got {in_line(repr(state))}.")
         if missing := [name for name in memory if name not in state]:
             raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
         for name, part in state.items():

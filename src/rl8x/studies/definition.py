@@ -396,8 +396,7 @@ def _listed_seeds(seeds: Any) -> list[int]:
     listed = list(range(seeds)) if type(seeds) is int and seeds <= 10_000 else seeds
     legal = isinstance(listed, list) and all(type(seed) is int and 0 <= seed <= MAX_WHOLE for seed in listed)
     if not legal or not listed or len(set(listed)) < len(listed):
-        need = "their number, or a list of different whole numbers from 0 to 2^63 - 1"
-        raise ValueError(f"`seeds` must be {need}; got {shortened(seeds)}.")
+        raise ValueError(f"`seeds` must be their number, or different ones from 0 to 2^63 - 1; got {shortened(seeds)}.")
     return listed
 
 
