@@ -146,7 +146,7 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
 
 
 def check_latest(copies: Iterable[Any]) -> None:
-    """Raise TypeError or ValueError unless the latest result of each `OwnResults` has the form of Gymnasium's API."""
+    """Raise TypeError or ValueError if the latest result of a `CopiedResults` has not the form of Gymnasium's API."""
     for copy in (each for each in copies if getattr(each, "latest", None) is not None):
         check = check_step if len(copy.latest) > 2 else check_reset
         check(copy.unwrapped, copy.latest, copy.observation_space)

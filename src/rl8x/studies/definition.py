@@ -204,8 +204,7 @@ class StudyConfig:
             raise ValueError("`train` must name at least one training, such as {default: {}} or {wide: {length: ...}}.")
         for name, config in self.train.items():
             if not re.fullmatch(r"[\w][\w .-]{0,39}", name):
-                legal = "letters, digits, spaces and `_ - .`, at most 40"
-                raise ValueError(f"`train`: a name must be {legal}; got {name!r}.")
+                raise ValueError(f"`train`: a name is letters, digits, spaces and `_ - .`, at most 40; got {name!r}.")
             if config is not None and not isinstance(config, Mapping):
                 raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shortened(config)}.")
         return {name: dict(config or {}) for name, config in self.train.items()}
@@ -222,10 +221,7 @@ class StudyConfig:
         points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
         steps = self.vary.get("max_steps", [self.run.get("max_steps")])
         if isinstance(steps, list) and all(type(each) is int for each in steps) and points[-1:] > [max(steps)]:
-            raise ValueError(
-                f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps` = {max(steps)}. The end "
-                "is always evaluated."
-            )
+            raise ValueError(f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps`={max(steps)}.")
 
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
@@ -257,8 +253,7 @@ class StudyConfig:
             ValueError: For the first illegal part.
         """
         if self.searches and importlib.util.find_spec("optuna") is None:
-            hint = "pip install 'rl8x[studies]', or list values in `vary`"
-            raise ValueError(f"`trials` need optuna, which is not installed: {hint}.")
+            raise ValueError("`trials` need optuna: pip install 'rl8x[studies]', or list values in `vary`.")
         notes: dict[str, str | None] = {}
         for training in self.first_trainings():
             try:

@@ -46,9 +46,8 @@ def check_backend(backend: str, address: str | None) -> None:
     if ranks().size > 1:
         if ranks().is_first:
             say(
-                f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
-                f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` "
-                "for a cluster.",
+                f"rl8x: error: a study is one process, and torchrun has started {ranks().size}: start it without "
+                "torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for a cluster.",
                 err=True,
             )
         # torchrun ends all ranks once one has ended: wait for the message, and ignore SIGTERM so that each rank exits.
