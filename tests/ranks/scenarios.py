@@ -141,7 +141,7 @@ def programs_come_late(folder):
         looks = iter([3, 2, 1] if ranks().rank else [])
         missing = lambda _, seconds=0.0, looks=looks: next(looks, 0)  # noqa: E731
         limits = mock.patch.multiple(execution, **late)
-        with limits, mock.patch.object(Compiler, "missing", missing):
+        with limits, mock.patch.object(Compiler, "num_missing", missing):
             trainer = small_trainer(ppo=AUTO | {"seed": seed}, checkpoints=folder / f"late-{seed}")
             trainer.run(max_steps=6, progress="none")
         assert (trainer.algorithm.execution.mode, trainer.algorithm.execution.starts_at) == ("compile", step)

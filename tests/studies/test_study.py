@@ -552,5 +552,5 @@ def test_a_study_under_torchrun_is_refused_once_and_ends_all_ranks(monkeypatch, 
     assert capfd.readouterr() == ("", "")
     (said,) = said_before  # rank 0's, before any of them ends
     assert said.count("\n") == (rank == 0)
-    assert rank or "torchrun has started 4. Start it without torchrun, with `jobs` trainings at a time" in said
+    assert rank or "torchrun has started 4: start it without torchrun, with `jobs` trainings at a time" in said
     assert list(tmp_path.iterdir()) == []

@@ -218,10 +218,10 @@ class StudyConfig:
         if not {"max_steps", "stop_conditions"} & (given | {name.partition(".")[0] for name in self.vary}):
             raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
         # No point may be after the end of every training.
-        points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
+        at = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at or 0]
         steps = self.vary.get("max_steps", [self.run.get("max_steps")])
-        if isinstance(steps, list) and all(type(each) is int for each in steps) and points[-1:] > [max(steps)]:
-            raise ValueError(f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps`={max(steps)}.")
+        if isinstance(steps, list) and all(type(each) is int for each in steps) and at[-1:] > [max(steps)]:
+            raise ValueError(f"`evaluate_at` has step {at[-1]}, but trainings end after `max_steps` = {max(steps)}.")
 
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
