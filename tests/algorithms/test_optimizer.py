@@ -180,3 +180,14 @@ def test_what_others_hold_is_not_replaced():
     for name, advice in {"policy": "load_state_dict", "env": "build another", "config": "overrides"}.items():
         with pytest.raises(AttributeError, match=f"`{name}` of an algorithm cannot be replaced: .*{advice}"):
             setattr(algorithm, name, copy.copy(getattr(algorithm, name)))
+
+
+@pytest.mark.parametrize("case", ["dqn", "ppo"])
+def test_moments_of_weights_without_gradient_end_at_0(case):
+    algorithm = trained(case, 1)
+    (mean,) = (each.moments["exp_avg"] for each in algorithm.optimizers)
+    mean.fill_(1e-39)  # between the weights, and of dead units, no gradient ever comes
+    went_on(algorithm, 4)
+    assert not ((mean != 0) & (mean.abs() < 1e-38)).any()
+    assert (mean != 0).any()
+    assert torch.tensor(1e-39).mul(1.0).item() > 0.0  # outside of a step nothing is flushed

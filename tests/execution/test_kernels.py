@@ -52,6 +52,35 @@ def test_a_sum_with_another_batch_and_other_numbers_and_devices_keep_the_usual_p
         assert kernels.product(change(left), change(right)) is NotImplemented
 
 
+@pytest.mark.parametrize(
+    ("shape", "fast", "expected"),
+    [
+        ((64, 4, 64), True, []),
+        ((64, 64, 2), True, []),
+        ((64, 64, 64), True, ["aten.mm.default"]),
+        ((4096, 4, 64), True, ["aten.mm.default"]),
+        ((4096, 64, 1), True, []),
+        ((4096, 64, 4), True, []),
+        ((4096, 64, 5), True, ["aten.mm.default"]),
+        ((4096, 64, 64), False, ["aten.mm.default"]),
+        ((64, 256, 256), True, ["rl8x.linear.default"]),
+        ((63, 256, 256), True, ["aten.mm.default"]),
+        ((3, 64, 256, 256), True, ["rl8x.linear.default"] * 3),
+        ((17, 1024, 64, 64), True, ["aten.bmm.default"]),  # a batch of attention may have thousands
+    ],
+)
+def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
+    monkeypatch.setattr(kernels, "has_fast_linear", lambda: fast)
+    (left, right, bias), usual = random_pair(*shape[-3:]), torch.addmm
+    if len(shape) == 4:
+        left, right = (each.expand(shape[0], *each.shape) for each in (left, right))
+        bias, usual = torch.arange(shape[0]).view(-1, 1, 1) * bias, torch.baddbmm
+    record = make_fx(usual, decomposition_table=kernels.MATMULS)(bias, left, right)
+    found = [str(node.target) for node in record.graph.nodes]
+    assert [name for name in found if "mm" in name or "linear" in name] == expected
+    torch.testing.assert_close(record(bias, left, right), usual(bias, left, right), atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("has_bfloat16", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [(512, 64, 1), (512, 64, 2), (64, 512, 3), (3, 4, 5), (16, 64, 64), (512, 64, 64)])
