@@ -7,7 +7,9 @@ import torch
 from tests.algorithms.test_conformance import build, train, weights
 from tests.probes import traced_only
 
+from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.on_policy.minibatches import SequencePack
+from rl8x.envs import CartPole
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,23 @@ def test_sequences_hold_what_the_rollout_held(seq_len):
         assert torch.equal(state["h"][i], states["h"][sequence, copy])
     tensors["obs"].fill_(7)  # what is wide is not copied
     assert (pack.gather(rows)[0]["obs"] == 7).all()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("minibatch", "chunk"), [(4, 4), (4, 3), (12, 5)])
+def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
+    sizes = {"num_envs": 4, "horizon": 3, "sgd_minibatch_size": minibatch, "shuffle_minibatches": shuffle}
+    algorithm = PPOConfig(**sizes, device="cpu", seed=1).build(CartPole)
+    algorithm.collect()
+    algorithm.set_targets()
+    updater = algorithm.updater
+    updater.chunk_rows = lambda _: chunk
+    with updater.begin():
+        rows = [part.tolist() for batch in updater.minibatches() for part in batch]
+    assert [len(part) for part in rows] == {(4, 4): [4] * 3, (4, 3): [3, 1] * 3, (12, 5): [5, 5, 2]}[minibatch, chunk]
+    seen = [row for part in rows for row in part]
+    assert sorted(seen) == list(range(12))
+    assert (seen == list(range(12))) == (not shuffle or minibatch == 12)
 
 
 @pytest.mark.parametrize(("limit", "calls"), [(None, [6]), (1e9, [2, 2, 2]), (1e-9, [2])])
