@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl8x import MemoryTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole
 from rl8x.envs.parameters import (
     followed_in,
@@ -16,7 +17,7 @@ from rl8x.envs.parameters import (
     plain,
     shown_value,
 )
-from rl8x.randomization import Adaptive, Choice, Grid, ParameterDistribution, Scheduled, Uniform
+from rl8x.randomization import Adaptive, Choice, Grid, ParameterDistribution, Scheduled, Uniform, distributions
 
 SCHEDULE = Scheduled([[0, 0.4], [1000, 0.8]], by="eval/returns/mean")
 ADAPTIVE = Adaptive((0.4, 0.6), thresholds=(2, 5), step=0.1, episodes=2)
@@ -101,3 +102,18 @@ def test_a_function_is_its_name():
 )
 def test_params_show_a_few_values_and_count_many(value, shown):
     assert shown_value(value) == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"uniform": [0.4, 0.6]}, {"scheduled": {"points": [[0, 0.4], [100, 0.6]]}}, {"choice": [0.4, 0.5]}],
+    ids=lambda form: next(iter(form)),
+)
+def test_a_run_parses_a_distribution_once(value, monkeypatch):
+    forms, made = [], distributions.from_dict
+    for module in ("rl8x.randomization", "rl8x.randomization.distributions"):
+        monkeypatch.setattr(f"{module}.from_dict", lambda form: forms.append(form) or made(form))
+    config = PPOConfig(num_envs=4, horizon=4, device="cpu", execution="eager", model_config={"hidden_sizes": [4]})
+    trainer = Trainer(config.build(CartPole, time_limit=5), tracker=MemoryTracker(), checkpoints=False)
+    trainer.run(max_steps=3, env_config={"length": value}, steps_per_eval=1, progress="none")
+    assert forms == [value]

@@ -41,6 +41,12 @@ def test_a_trace_does_what_the_function_does_at_every_call():
         assert all(map(torch.equal, *results))
 
 
+def test_tensors_that_are_held_are_inputs_in_the_order_of_their_use():
+    graph, read, *_ = trace(lambda x: [x + WEIGHT[0] * TOTAL, WEIGHT.sum()], [torch.zeros(2)])
+    assert [each.data_ptr() for each in read] == [WEIGHT.data_ptr(), TOTAL.data_ptr()]
+    assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["arg_0", "read_0", "read_1"]
+
+
 def checked(x):
     with torch.autograd.set_detect_anomaly(True):
         weight = x.clone().requires_grad_()

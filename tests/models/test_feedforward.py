@@ -37,6 +37,12 @@ def test_the_arithmetic_is_two_perceptrons(hidden_sizes):
     assert state == {}
 
 
+def test_values_alone_skip_the_actor():
+    model = MLPModel(OBS, 3, hidden_sizes=(8,))
+    model.actor.forward = model.policy_head.forward = None
+    model.values(torch.randn(3, 4, 5), {}, STARTS)
+
+
 def test_initial_weights_are_orthogonal_with_the_stated_gains():
     model = MLPModel(OBS, 3, hidden_sizes=(32, 16))
     trained = [model.actor[0], model.actor[2], model.critic[0], model.critic[2], model.policy_head, model.value_head]

@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl8x.algorithms.off_policy.actor_critic import Critics
 from rl8x.execution import kernels as products
 from rl8x.execution.lowering import fused
 from rl8x.execution.traces import trace
@@ -193,6 +195,15 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
     torch.testing.assert_close(tuple(record(x, *traced.read)), gradients(x), atol=1e-5, rtol=1e-4)
+
+
+CRITICS = Critics(Box(-1, 1, (3,)), Box(-1, 1, (1,)), hidden_sizes=(64, 64))
+
+
+@pytest.mark.parametrize("read", [MLP([3, 64, 64]), lambda obs: CRITICS(obs, obs[:, :1])], ids=["mlp", "critics"])
+def test_many_rows_are_differentiated_at_once_and_few_by_autograd(read):
+    kinds = [type(read(torch.randn(rows, 3)).grad_fn.next_functions[0][0]).__name__ for rows in (1024, 500)]
+    assert [kind == "_PerceptronBackward" for kind in kinds] == [True, False]
 
 
 @pytest.mark.parametrize("rows", [100, 1024])

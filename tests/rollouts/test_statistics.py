@@ -11,6 +11,12 @@ from rl8x.rollouts.statistics import Stats, on_host, pool, summary
 numbers = st.floats(-1e3, 1e3, width=32)
 
 
+def test_values_are_floats_of_all_that_was_merged():
+    merged = Stats.merge(Stats({"a": torch.tensor(1.5), "b": 2}), Stats({"c": torch.tensor(3, dtype=torch.int64)}))
+    assert dict(merged) == {"a": 1.5, "b": 2.0, "c": 3.0}
+    assert all(type(value) is float for value in merged.values())
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_counts_gate_what_they_count_also_where_they_were_read(read):
     values = {"x": torch.tensor(math.nan), "y": torch.tensor(2.0), "n": torch.tensor(2**40 + 1)}
@@ -52,6 +58,11 @@ def test_summaries_equal_numpys(rows):
     values[~mask] = math.nan
     for figures in (summary(values, mask), summary(array, mask.numpy())):
         assert [float(figure) for figure in figures] == pytest.approx(of_kept, abs=1e-9, nan_ok=True)
+
+
+def test_whole_numbers_are_summarised_as_floats():
+    found = [float(figure) for figure in summary(torch.tensor([[1, 2], [3, 6]]))]
+    assert found == pytest.approx([1.0, 6.0, 3.0, math.sqrt(3.5)])  # (4 + 1 + 0 + 9) / 4
 
 
 # -- of a few numbers, by NumPy

@@ -12,6 +12,18 @@ KINDS = {"file": lambda folder: FileLock(folder / "lock"), "folder": FolderLock}
 EITHER = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
+@EITHER
+def test_one_holder_in_a_process(kind, tmp_path):
+    first, second = kind(tmp_path), kind(tmp_path)
+    assert first.acquire()
+    assert not second.acquire(0.1)
+    assert second.owner() == "this process"
+    first.release()
+    first.release()
+    assert second.acquire()
+    second.release()
+
+
 def holder(folder):
     """Return a process that has locked a folder."""
 
