@@ -165,6 +165,14 @@ def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
         run(first, max_steps=9)
 
 
+def test_who_is_behind_another_that_went_back_is_refused(tmp_path):
+    first = make(trainer={"checkpoints": Checkpoints(tmp_path, keep=50, every_steps=2)})
+    run(first, max_steps=8)
+    run(again(listed(tmp_path)[1]), max_steps=5)  # its checkpoints are of earlier steps than the first one's last
+    with pytest.raises(CheckpointError, match="another process has gone on with this run"):
+        run(first, max_steps=9)
+
+
 def test_a_job_that_is_started_again_goes_on_with_the_seed_that_was_drawn(tmp_path, monkeypatch):
     for module in ("resume", "record"):
         monkeypatch.setattr(f"rl8x.trainers.{module}.job", lambda: "mine")
