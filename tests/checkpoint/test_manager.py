@@ -52,6 +52,8 @@ def is_copied(trainer, stats):
 
 def dies_when_all_is_in_the_store(trainer, stats):
     if stats[keys.STEPS] == 4:
+        while trainer.tracker.run_id is None:  # a checkpoint has this, not the name of the journal, but at the start
+            time.sleep(0.05)
         collect = trainer.algorithm.collect  # the next one, once this step is on the disk
         trainer.algorithm.collect = lambda **options: (trainer.checkpoints.wait(), collect(**options))[1]
     if stats[keys.STEPS] == 5:

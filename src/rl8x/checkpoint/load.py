@@ -32,7 +32,7 @@ from rl8x.replay.dataset import Dataset
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import TrackingError
 from rl8x.tracking.journal import CHECKPOINTS_TAG as CHECKPOINTS_TAG
-from rl8x.tracking.journal import read_ack
+from rl8x.tracking.journal import JOURNAL, read_ack
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
 from rl8x.tracking.runs import HANDLE_PREFIX, find_record
@@ -371,7 +371,7 @@ def journal_of(folder: Path, metadata: Metadata) -> Path | None:
     """Find a run's journal by its path relative to the folder of checkpoints, as both may have moved; None if gone."""
     saved = metadata["run"]["journal"]
     journal = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
-    return journal if journal is not None and journal.is_dir() else None
+    return journal if journal is not None and os.path.lexists(journal / JOURNAL) else None
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, Metadata]]:

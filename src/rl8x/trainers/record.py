@@ -38,7 +38,7 @@ from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import database_beside
 from rl8x.tracking.protocol import Status
-from rl8x.tracking.runs import Whereabouts, shown_path
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
 from rl8x.trainers.evaluation import Evaluations, values_under
 from rl8x.trainers.resume import REMADE, Origin, handle_for, job, torch_generators
@@ -119,9 +119,12 @@ class Record:
         self.checkpoints.go_on_from(checkpoint, origin.newest or checkpoint.path)
         self.resolved = resolve(self.algorithm)  # with the seed that was drawn then
         tracked = checkpoint.metadata["run"]
+        handle = handle_for(tracked, self.tracker)
         if isinstance(self.tracker, MLflowTracker):
-            self.tracker.resumed_journal = journal_of(checkpoint.path.parent, checkpoint.metadata)
+            self.tracker.resumed_journal = journal = journal_of(checkpoint.path.parent, checkpoint.metadata)
             self.tracker.names_before = tracked["names"] or {}
+            if handle is not None and journal is not None:
+                handle = HANDLE_PREFIX + journal.name  # a power cut may leave a journal without the ID
         self.results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.parameter_state.current.config
         function = function_name(checkpoint.spec.run.env_config)
@@ -130,7 +133,7 @@ class Record:
             logged |= flatten_params(name, value).keys() if name in origin.overrides else set()
         logged |= self._params_of_ranks(num_ranks(checkpoint.state)).keys()
         self._logged = dict.fromkeys(logged, ...)
-        self._handle, self._repeats, self._resume_tags = handle_for(tracked, self.tracker), True, origin.tags
+        self._handle, self._repeats, self._resume_tags = handle, True, origin.tags
 
     def prepare(self, run: RunState) -> None:
         """Store the options of a `run()` before it begins."""
