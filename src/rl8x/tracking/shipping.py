@@ -270,7 +270,7 @@ class OpenRun:
             self._send_message("close")
             self.journal.close()
             self._warn_of_rest()
-        _open.discard(self)
+            _open.discard(self)
         shipper = None if _is_kept else _release_unused()
         if shipper is not None:
             shipper.end()
