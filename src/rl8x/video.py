@@ -36,9 +36,9 @@ from rl8x.envs.canvas import (
     Picture,
     copy_of,
     font,
+    host_arrays,
     mixed,
     numbers_of,
-    on_host,
     picture_of,
 )
 from rl8x.output import in_line
@@ -261,7 +261,7 @@ class Camera:
     def see(self, moment: Moment) -> None:
         """Record a moment; a copy whose episode had ended before it keeps its last picture."""
         if self._moment is None:
-            self._parameters = on_host(moment.parameters)
+            self._parameters = host_arrays(moment.parameters)
             units = {name: parameter.unit for name, parameter in self._env.parameters.items()}
             shown = [name for name in self._env.config if name in self._parameters]
             for values in (numbers_of(self._parameters, copy) for copy in self._copies):
@@ -270,7 +270,7 @@ class Camera:
             self._went_on = self._moment.running
         self._moment = moment
         if self._env.draws:
-            states = on_host(moment.state, self._env.team)
+            states = host_arrays(moment.state, self._env.team)
             # In simulators with a state of their own, the state after an episode's end belongs to the next episode.
             seen = self._went_on if self._env.capturable else moment.running
             for copy in (copy for copy in self._copies if seen[copy]):

@@ -11,7 +11,7 @@ import torch
 from tests.probes import Probe
 
 from rl8x.envs import NumpyEnv, Parameter
-from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, numbers_of, on_host, picture_of
+from rl8x.envs.canvas import BLUE, GREEN, GREY, ORANGE, SIZE, Canvas, copy_of, host_arrays, numbers_of, picture_of
 from rl8x.envs.registry import BUILTIN
 
 WIDTH, HEIGHT = SIZE
@@ -122,7 +122,7 @@ def test_every_built_in_environment_draws_each_of_its_copies(name):
     assert [each.shape for each in pictures] == [(HEIGHT, WIDTH, 3)] * 3
     assert {each.dtype for each in pictures} == {np.dtype(np.uint8)}
     assert any((one != two).any() for one, two in zip(before, pictures, strict=True))
-    states, parameters = on_host(env.carry["state"], env.team), on_host(env.carry["parameters"])
+    states, parameters = host_arrays(env.carry["state"], env.team), host_arrays(env.carry["parameters"])
     assert (pictures[1] == picture_of(env, copy_of(states, 1), numbers_of(parameters, 1))).all()
     assert (pictures[0] == NumpyEnv(env).render()[0]).all()
 

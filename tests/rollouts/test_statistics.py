@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.algorithms.off_policy.sources import collected_stats
-from rl8x.rollouts.statistics import Stats, on_host, pool, summary
+from rl8x.rollouts.statistics import Stats, numpy_if_small, pool, summary
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -111,7 +111,7 @@ CHANGES = {
 def test_statistics_of_few_numbers_are_those_of_many(what, copies):
     tensors = {name: tensor[:, :copies] for name, tensor in (rollout() | CHANGES[what]).items()}
     horizon = 1 if copies == 1 else 3
-    expected, found = (collected_stats(given, horizon) for given in (tensors, on_host(tensors)))
+    expected, found = (collected_stats(given, horizon) for given in (tensors, numpy_if_small(tensors)))
     if "valid" in tensors:
         ended = (tensors["terminated"] | tensors["truncated"]) & tensors["valid"]
         assert expected["episodes/ended"] == int(ended[:horizon].sum())

@@ -18,7 +18,7 @@ from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Best, Checkpoint, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
-from rl8x.disk import check_writable, sync_folder
+from rl8x.disk import check_writable, replace_synced, sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FolderLock
@@ -322,7 +322,7 @@ class CheckpointManager:
             with contextlib.suppress(OSError):
                 self.directory.mkdir(parents=True, exist_ok=True)
                 path = self.directory / name
-                path.write_text(text)
+                replace_synced(path, text.encode())
                 return path
         return None
 

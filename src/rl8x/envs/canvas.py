@@ -154,7 +154,7 @@ class DrawsItself:
             raise ValueError(f"{type(self).__name__} cannot be rendered: give it a `draw`; see docs/playing.md.")
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before render().")
-        states, parameters = on_host(self.carry["state"], self.team), on_host(self.carry["parameters"])
+        states, parameters = host_arrays(self.carry["state"], self.team), host_arrays(self.carry["parameters"])
         copies = len(self.carry["elapsed"]) // (1 if self.team is None else len(self.team.names))
         return tuple(picture_of(self, copy_of(states, i), numbers_of(parameters, i)) for i in range(copies))
 
@@ -168,7 +168,7 @@ def picture_of(
     return canvas.picture()
 
 
-def on_host(tensors: Mapping[str, Any], team: Team | None = None) -> dict[str, NDArray[Any]]:
+def host_arrays(tensors: Mapping[str, Any], team: Team | None = None) -> dict[str, NDArray[Any]]:
     """Copy tensors `[num_envs, ...]` to the host, those of a team as `[copies, agents, ...]`."""
     if team is not None:
         tensors = {name: value.unflatten(0, (len(team.names), -1)).transpose(0, 1) for name, value in tensors.items()}

@@ -135,7 +135,7 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
-def on_host(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
+def numpy_if_small(tensors: Mapping[str, Tensor]) -> Mapping[str, Array]:
     """Return CPU tensors, `[*]` each, as NumPy arrays if they have few numbers in all."""
     try:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}

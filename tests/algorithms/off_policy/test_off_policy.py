@@ -24,7 +24,7 @@ from rl8x.algorithms.off_policy.updates import Nets, update_stats
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, GymnasiumEnv
-from rl8x.rollouts.statistics import on_host
+from rl8x.rollouts.statistics import numpy_if_small
 
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
@@ -291,7 +291,7 @@ def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
 # -- flags of numbers that are not finite; trainers/test_non_finite.py acts
 
 
-@pytest.mark.parametrize("where", [dict, on_host])
+@pytest.mark.parametrize("where", [dict, numpy_if_small])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
     ("key", "flag"),

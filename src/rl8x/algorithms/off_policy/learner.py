@@ -51,7 +51,7 @@ from rl8x.execution.execution import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
-from rl8x.rollouts.statistics import Number, Stats, on_host
+from rl8x.rollouts.statistics import Number, Stats, numpy_if_small
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
@@ -144,7 +144,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         assert isinstance(config, OffPolicyConfig), "only an OffPolicyConfig has an environment"
 
         def summarise(rollout: Mapping[str, Tensor], horizon: int, team: Team | None) -> Stats:
-            return collected_stats(on_host(rollout) if self.execution.host_looks else rollout, horizon, team)
+            return collected_stats(numpy_if_small(rollout) if self.execution.host_looks else rollout, horizon, team)
 
         self.horizons = config.make_horizons(self, self.policy, slot=transition, summarise=summarise)
         return ReplaySource(config, self.horizons)
