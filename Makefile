@@ -58,9 +58,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Random runs of features combined, for so many minutes; prints each new fault with the run that shows it.
+# Random runs of features combined, for so many minutes; prints each new fault with the run that shows it. For minutes they
+# are one test, which the limit of a test that hangs would end.
 fuzz: $(STAMP)
-	$(if $(CASES),RL8X_FUZZ_CASES=$(CASES),RL8X_FUZZ_MINUTES=$(or $(MINUTES),30)) $(BIN)/python -m pytest tests/combinations -s $(if $(CASES),,-k 0)
+	$(if $(CASES),RL8X_FUZZ_CASES=$(CASES),RL8X_FUZZ_MINUTES=$(or $(MINUTES),30)) $(BIN)/python -m pytest tests/combinations -s $(if $(CASES),,-k 0 -o faulthandler_timeout=0)
 
 # The same on a simulated CUDA device, where there is no GPU.
 fuzz-cuda: $(STAMP)
