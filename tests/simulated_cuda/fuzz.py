@@ -27,7 +27,7 @@ def main(minutes: str) -> int:
         build(library)
         options = {"LD_PRELOAD": str(library), "RL8X_FUZZ_MINUTES": minutes, "RL8X_FUZZ_DEVICE": "cuda"}
         command = [sys.executable, "-m", "pytest", "-p", "tests.simulated_cuda.fuzz"]
-        command += ["tests/combinations", "-s", "-k", "0"]
+        command += ["tests/combinations", "-s", "-k", "0", "-o", "faulthandler_timeout=0"]  # one test, for minutes
         return subprocess.run(command, env=os.environ | options).returncode
 
 
