@@ -1,6 +1,7 @@
 """What every test needs: MLflow without telemetry and the user's settings, on a database copied from a template."""
 
 import atexit
+import base64
 import functools
 import gc
 import json
@@ -54,6 +55,8 @@ for _name in ("XDG_CONFIG_HOME", *([] if "PYTEST_XDIST_WORKER" in os.environ els
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
     os.environ.pop(_name, None)
 
+
+DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 
 # These wait, for time-outs and for what is killed: one worker does them in turn, beside others that compute.
 WAITING = ("tests/test_faults.py", "tests/ranks/test_failures.py")
@@ -272,14 +275,23 @@ def intercepted(patch, before):
     patch.setattr("rl8x.tracking.shipper.MLflowStore", connect)
 
 
+def a_dot(figure, theme, *, titled=False):
+    """Draw a figure, and return one dot: the layout and the pixels of a picture take ten times as long as its lines."""
+    from rl8x import drawing
+
+    drawing.drawn(figure, theme, titled=titled)
+    return DOT
+
+
 @pytest.fixture(autouse=True)
 def apart(request, monkeypatch):
     """Let nothing of a test reach the next one, and leave out what takes seconds unless a mark asks for it.
 
     Threads that an algorithm's `num_threads` sets for the process, trust that is remembered, and passwords that are
-    hidden end with the test. Learning curves are drawn with `draws_curves` alone, journals are shipped by a process of
-    its own with `store_process`; a wait at the end of a run, which is longer on a busy machine, is not told. In CI runs
-    without a seed draw what they drew there before: by chance one may learn at once, or not at all.
+    hidden end with the test. Learning curves are drawn, and figures are more than one dot, with `draws_figures` alone;
+    journals are shipped by a process of its own with `store_process`; a wait at the end of a run, which is longer on a
+    busy machine, is not told. In CI runs without a seed draw what they drew there before: by chance one may learn at
+    once, or not at all.
     """
     import torch  # no sooner than OMP_NUM_THREADS is set
 
@@ -289,8 +301,9 @@ def apart(request, monkeypatch):
     memory().unlink(missing_ok=True)
     monkeypatch.setattr("rl8x.tracking.secrets._given", {})
     monkeypatch.setattr("rl8x.trainers.rows._SECONDS_OF_SILENCE", 60.0)
-    if "draws_curves" not in request.keywords:
+    if "draws_figures" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.store.draw_curves", lambda *args: None)
+        monkeypatch.setattr("rl8x.drawing.png", a_dot)
     if "store_process" not in request.keywords:
         monkeypatch.setattr("rl8x.tracking.shipping._ShipperProcess", InProcess)
     if "RL8X_TESTS_REPEATABLE" in os.environ:

@@ -25,16 +25,18 @@ STEER = Box(-2.0, 2.0, (2,), np.float32)
 CASES = [
     ("mlp", "multibinary", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),
-    ("attention", "masked", "onnx", True),
-    ("cnn", "discrete", "onnx", False),
-    ("gru", "box", "onnx", True),
 ]
+LONG = [("attention", "masked", "onnx", True), ("cnn", "discrete", "onnx", False), ("gru", "box", "onnx", True)]
 SEPARATE = {"hidden_sizes": [8], "separate": 3}  # agents with weights of their own, which are exported together
 
 
 @pytest.mark.parametrize(
     ("model", "actions", "format", "sampled", "config"),
-    [*((*case, {}) for case in CASES), *(("mlp", "box", format, False, SEPARATE) for format in export.FORMATS)],
+    [
+        *((*case, {}) for case in CASES),
+        *(("mlp", "box", format, False, SEPARATE) for format in export.FORMATS),
+        *(pytest.param(*case, {}, marks=pytest.mark.long) for case in LONG),
+    ],
 )
 def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, config, tmp_path):
     policy = policy_of(model, actions, model_config=config)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and
 
 @pytest.mark.long
 @pytest.mark.store_process
-@pytest.mark.draws_curves
+@pytest.mark.draws_figures
 @pytest.mark.parametrize(
     ("kind", "tries", "done"),
     [

@@ -162,6 +162,7 @@ def test_a_command_runs_nothing_of_the_folder_that_it_works_in(run_folder, words
     check_command(run_folder, *words)
 
 
+@pytest.mark.long
 def test_warnings_are_no_errors_where_python_was_told_so_by_an_option(run_folder):
     check_command(run_folder, "play", "one", "--episodes", "1", python=["-W", "error"])
 

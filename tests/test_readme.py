@@ -1,7 +1,6 @@
 """What README.md and docs/ print works: scripts run, commands exist, links lead somewhere, and tables are complete."""
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import json
@@ -17,7 +16,7 @@ from tests.test_reference import exported, packages
 
 import rl8x
 import rl8x.trainers.trainer
-from rl8x import NullTracker, PPOConfig, Trainer, drawing
+from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import OnlineConfig
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
@@ -46,8 +45,7 @@ def keep_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(monkeypatch, tmp_path):
     """Shrink what a snippet asks for: 16 copies at most, 2 steps a run, each evaluated if any is, no MLflow.
 
-    A study has one seed, its trainings one after the other, and one episode in each of few cells; a figure of its
-    report is drawn once, not in each theme.
+    A study has one seed, its trainings one after the other, and one episode in each of few cells.
     """
     init, run, study_init, study_run = PPOConfig.__init__, Trainer.run, Study.__init__, Study.run
 
@@ -64,8 +62,6 @@ def small(monkeypatch, tmp_path):
         options |= {"seeds": 1, "episodes": 1, "tracking": False, "progress": "none"}
         study_init(self, train, json.loads(re.sub(r"\d+\]}", "3]}", json.dumps(test))), **options)
 
-    draw = functools.cache(functools.partial(drawing.png, theme=drawing.LIGHT))
-    monkeypatch.setattr(drawing, "png", lambda each, theme, titled=False: draw(each))
     monkeypatch.setattr(PPOConfig, "__init__", small_init)
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)

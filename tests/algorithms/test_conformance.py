@@ -117,6 +117,16 @@ CASES = {
     "sac from data": offline(SACConfig, Pendulum, cql_coeff=0.5, cql_samples=2, normalize_observations=True),
     "td3 from data": offline(TD3Config, Pendulum, **BC_WEIGHTS, normalize_observations=True),
 }
+# Beside which others have the same parts: `make test` leaves their programs and their going on out.
+VARIANTS = {
+    *("ppo, entropy and dual clip", "ppo, one batch", "ppo, accumulated", "ppo, adamw", "ppo, gru"),
+    *("ppo, one copy, one sequence", "ppo, adaptive rate, in order", "ppo, adaptive rate, accumulated"),
+    *("ppo, adaptive rate, kl limit", "ppo, adaptive rate, lstm", "ppo, units of values, lstm"),
+    *("ppo, advantages again", "ppo, advantages again, kl limit", "ppo, agents, gru", "pqn", "pqn, one batch, adam"),
+    *("pqn, normalised", "dqn, double dueling", "dqn, soft target", "dqn, normalised", "dqn, schedules"),
+    *("dqn, agents", "sac, agents", "sac, normalised", "td3", "iql from data", "sac from data, discrete"),
+}
+EVERY = [pytest.param(case, marks=pytest.mark.long) if case in VARIANTS else case for case in CASES]
 EACH = ["ppo", "pqn", "distillation", "dqn", "sac", "td3", "bc from data", "iql from data"]
 
 
@@ -182,7 +192,7 @@ def test_targets_follow_after_the_step_and_learn_nothing_themselves(case):
 # -- programs
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_traced_programs_compute_what_eager_functions_do(case, monkeypatch, tmp_path):
     """Updates from rows have equal bits; those from rollouts sum gradients in another order."""
     traced_only(monkeypatch)
@@ -209,9 +219,8 @@ SHARED = {"num_envs": 6, "num_threads": 2, "sgd_minibatch_size": None, "time_lim
 SHARED |= {"model_config": {"hidden_sizes": [8]}}
 
 
-@pytest.mark.parametrize(
-    "case", ["ppo", *(pytest.param(case, marks=pytest.mark.long) for case in ("ppo, agents apart", "sac, delayed"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["ppo", "ppo, agents apart", "sac, delayed"])
 def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
     """Of `ppo` the steps too: its programs are those of trainers/test_resume.py, which are then compiled once."""
     options = SHARED if case == "ppo" else {"updates_per_sample": 0.25} if "sac" in case else {}  # 4 updates at once
@@ -250,7 +259,7 @@ def trained(trainer, upto):
     return rows
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_a_run_goes_on_to_the_bit(case, tmp_path):
     for name in ("whole", "first"):
         (tmp_path / name).mkdir()
@@ -375,13 +384,16 @@ CONTINUOUS = {
     "td3, three steps": (TD3Config, {"exploration_noise": 0.3, "n_step": 3, "critic_layer_norm": True}),
     "td3, atoms": (TD3Config, {"exploration_noise": 0.3, "num_atoms": 11, "v_min": -5.0, "v_max": 5.0}),
 }
+LATER = ("sac, three steps", "td3, atoms")
 
 
 def best_action(algorithm, obs):
     return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
 
 
-@pytest.mark.parametrize("case", CONTINUOUS)
+@pytest.mark.parametrize(
+    "case", ["sac", "td3, three steps", *(pytest.param(case, marks=pytest.mark.long) for case in LATER)]
+)
 def test_known_values_of_continuous_actions_are_learned(case):
     config, options = CONTINUOUS[case]
     algorithm = config(**BY_BOXES | options).build(Boxes)
@@ -401,7 +413,10 @@ def test_known_values_of_continuous_actions_are_learned(case):
         assert best_action(algorithm, Boxes.seen(Target, x)) == pytest.approx(x / 2, abs=0.15)
 
 
-@pytest.mark.parametrize(("config", "steps"), [(SACConfig, 10), (TD3Config, 10), (PPOConfig, 4), (PQNConfig, 4)])
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [pytest.param(SACConfig, 10, marks=pytest.mark.long), (TD3Config, 10), (PPOConfig, 4), (PQNConfig, 4)],
+)
 def test_the_bare_defaults_learn(config, steps):
     """Towards x / 2, the best action of `Target`, from an action that does not depend on x; or to its sign."""
     continuous = config in (SACConfig, TD3Config)

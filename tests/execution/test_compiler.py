@@ -41,7 +41,7 @@ def own(shared, monkeypatch):
 
 
 @pytest.fixture
-def mortal(shared, monkeypatch, tmp_path):
+def mortal(monkeypatch, tmp_path):
     """A compiler that may be killed, on an empty cache."""
     made = Compiler(Artifacts(tmp_path / "cache"))
     monkeypatch.setattr(compiler, "compiler", lambda: made)
@@ -91,14 +91,15 @@ def test_programs_are_compiled_once_and_found_by_other_processes_by_their_traces
     assert list((own.artifacts.folder / "inductor").rglob("*.so")) == []
 
 
-def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(own, monkeypatch):
+@pytest.mark.long
+def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(mortal, monkeypatch):
     """Another program is put in its place, as a compiler that makes mistakes would."""
     function = lambda x: [x * 7.0]  # noqa: E731
     right, wrong = (described(each, X)[0] for each in (function, lambda x: [x * 7.1]))
-    own.library(wrong)
-    key, copy = key_of(right), own.artifacts.beside("so")
-    shutil.copy(own.artifacts.library(key_of(wrong)), copy)
-    own.artifacts.put(key, copy)
+    mortal.library(wrong)
+    key, copy = key_of(right), mortal.artifacts.beside("so")
+    shutil.copy(mortal.artifacts.library(key_of(wrong)), copy)
+    mortal.artifacts.put(key, copy)
     expected = r"a compiled program differs from .*, so it runs eagerly: sevenfold: result 0 is off by 0\.01"
     for known in ({}, {}, {key: "sevenfold: result 0 is off by 0.01"}):
         program = CompiledProgram(function, Check("sevenfold", verdicts=known))
@@ -139,6 +140,7 @@ def test_a_program_keeps_its_buffers_from_call_to_call_and_from_thread_to_thread
     assert kept - _bytes_in_use() > 2**20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["no-such-compiler", "clang++"])
 def test_another_c_compiler_is_taken_and_one_that_is_not_there_is_said_in_one_line(name, mortal, monkeypatch, request):
     if name == "clang++" and shutil.which(name) is None:
@@ -157,7 +159,7 @@ def test_another_c_compiler_is_taken_and_one_that_is_not_there_is_said_in_one_li
     assert not list(mortal.artifacts.folder.glob("*.so"))
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_one(mortal, whole):
     text, loaded = described(lambda x: [x * 2.0], X)
     said = []
@@ -214,10 +216,10 @@ def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path
     wait_until(is_gone)
 
 
-def test_its_process_has_a_low_priority_in_the_session_of_the_run(shared):
+def test_its_process_has_a_low_priority_in_the_session_of_the_run(mortal):
     """In a session of its own it would be as urgent as the run where the kernel schedules by sessions (autogroup)."""
-    shared.start()
-    pid = shared._process.pid
+    mortal.start()
+    pid = mortal._process.pid
     assert os.getsid(pid) == os.getsid(0)
     assert os.getpgid(pid) == pid != os.getpgid(0)  # so that Ctrl-C is the run's alone
     lowest = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)

@@ -12,19 +12,15 @@ from rl8x.checkpoint import listed
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
-NAMES = [  # of scenarios
-    "one_rank_stops_all",
+NAMES = ["one_rank_stops_all", "bad_numbers", "unlike", "resumed", "one_process_goes_on_with_two"]  # of scenarios
+OTHERS = [
     "one_rank_asks_to_be_confirmed",
     "one_ranks_signal_stops_all",
-    "bad_numbers",
     "unsavable",
     "rolled_back",
-    "unlike",
     "going_on_from_different_places",
     "evaluated_under_values_of_copies",
     "other_weights",
-    "resumed",
-    "one_process_goes_on_with_two",
     "programs_come_late",
     "one_falls_back",
 ]
@@ -47,6 +43,12 @@ def found(folder):
 def test_what_one_rank_decides_or_breaks_all_take_part_in(found):
     """Each scenario has checked on both ranks what came of it."""
     assert found == {name: [None, None] for name in NAMES}
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("found")  # whose checkpoints some go on from
+def test_so_it_is_with_all_other_decisions(folder):
+    assert launch(folder, "scenarios", OTHERS) == {name: [None, None] for name in OTHERS}
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])

@@ -45,6 +45,7 @@ def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
     check_a_lost_worker(tmp_path, "a worker was lost (TerminatedWorkerError", **HERE)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("light_workers")
 def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     """It takes the other's worker with it each time, before that is through."""

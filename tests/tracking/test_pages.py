@@ -162,6 +162,7 @@ def colours(picture, tmp_path):
     return {number for number, colour in enumerate(wanted) if (pixels == colour).all(axis=1).sum() > 100}
 
 
+@pytest.mark.draws_figures
 def test_each_metric_is_a_line_of_its_own(tmp_path):
     lines = {"eval/returns/mean": [[0, 1.0], [100, 5.0], [200, 4.0]], "episodes/returns/mean": [[0, 0.0], [200, 3.0]]}
     assert colours(draw_curves(lines, "PPO on CartPole", "transitions"), tmp_path) == {0, 1}
@@ -178,7 +179,7 @@ def run(tracker, **options):
     return tracker.run_id
 
 
-@pytest.mark.draws_curves
+@pytest.mark.draws_figures
 def test_a_run_has_its_learning_curves_and_none_where_they_are_not_wanted(mlflow_client, tmp_path):
     run_id = run(MLflowTracker())
     picture = mlflow_client.download_artifacts(run_id, CURVES_FILE, str(tmp_path))

@@ -58,7 +58,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("compiled, chunks of two workers", marks=pytest.mark.long),
+        "never ends, saved after an evaluation under another config",
+    ],
+)
 def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatch):
     monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
     monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)

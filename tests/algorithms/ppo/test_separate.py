@@ -12,7 +12,7 @@ from rl8x.envs import Env, Spread
 from rl8x.envs.team import Team
 from rl8x.models import MLPModel
 
-OPTIONS = {"num_envs": 8, "horizon": 8, "seed": 0, "device": "cpu", "sgd_minibatch_size": 16, "execution": "eager"}
+OPTIONS = {"num_envs": 8, "horizon": 8, "seed": 0, "device": "cpu", "sgd_minibatch_size": 32, "execution": "eager"}
 
 
 class Roles(Env):
