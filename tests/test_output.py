@@ -37,7 +37,7 @@ def terminal_gone():
     [
         ((), pipe_without_reader, "lines"),
         ((), terminal_gone, "bar"),
-        (("sh", "-c", 'exec "$@" >&- 2>&-', "sh"), pipe_without_reader, "auto"),
+        pytest.param(*(("sh", "-c", 'exec "$@" >&- 2>&-', "sh"), pipe_without_reader, "auto"), marks=pytest.mark.long),
     ],
     ids=["pipe", "terminal", "closed"],
 )

@@ -113,11 +113,11 @@ def test_what_cannot_fit_is_not_made(maker, num_envs, message, there_are):
 
 
 def test_large_observations_are_counted_before_they_are_made(there_are, monkeypatch):
-    there_are(3 * 10**8)
+    there_are(3 * 10**6)
     config(num_envs=16).build(Images)
     monkeypatch.setattr(Images, "observe", None)
-    with pytest.raises(ValueError, match=r"at least 0.4 GB .* 0.3 GB are available"):
-        config(num_envs=16).build(functools.partial(Images, size=1000))
+    with pytest.raises(ValueError, match=r"at least 4\.\d MB .* 3\.0 MB are available"):
+        config(num_envs=16).build(functools.partial(Images, size=100))
 
 
 def test_states_of_the_model_are_counted(there_are):

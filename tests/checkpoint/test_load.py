@@ -127,6 +127,7 @@ def train(algorithm, folder, **options):
     return trainer
 
 
+TRACED = ("a memory", "a mask", "normalisers", "a critic that sees more", "pqn", "c51", "sac", "td3")  # each its own
 ACT = ("a lambda", "an instance", "a memory", "a critic that sees more", "sac", "bc")
 
 
@@ -146,7 +147,7 @@ def test_the_policy_of_any_run_is_exported_as_it_was_trained_and_needs_no_enviro
         assert main(["export", "run"]) == 0, capsys.readouterr().err
         content = trained.policy.save(tmp_path / "saved").read_bytes()
         assert (tmp_path / "policy.safetensors").read_bytes() == load_policy("run").to_bytes() == content
-        assert main(["export", "run", "--format", "pt2"]) == 0
+        assert name not in TRACED or main(["export", "run", "--format", "pt2"]) == 0
     if name not in ACT:
         return
     loaded = load_algorithm("run")

@@ -101,6 +101,7 @@ def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, call):
         raise OSError("no compiler at /usr/local/bin/c++\nmore lines")
 
     monkeypatch.setattr(CompiledProgram, "_compile", refuse)
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda *_: None)
     words = ["bench", "CartPole", *SMALL, "--seconds", "0"]
     out = call(*words)
     failed = next(line for line in out.splitlines() if line.startswith("compile"))

@@ -25,7 +25,7 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("words", ["train --help", "tuned"])
+@pytest.mark.parametrize("words", ["train --help", pytest.param("tuned", marks=pytest.mark.long)])
 def test_an_output_that_cannot_be_written_is_one_line(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

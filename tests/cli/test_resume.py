@@ -76,8 +76,10 @@ def test_a_run_file_that_goes_on_with_a_run_says_how_it_evaluates_and_saves(tmp_
     ("begin", "numbers", "code"),
     [
         ((), [signal.SIGTERM], 143),
-        # As shells start the background jobs of a script: the SIGINT is not heard of.
-        (("sh", "-c", 'trap "" INT; exec "$@"', "sh"), [signal.SIGINT, signal.SIGTERM], 143),
+        pytest.param(  # as shells start the background jobs of a script: the SIGINT is not heard of
+            *(("sh", "-c", 'trap "" INT; exec "$@"', "sh"), [signal.SIGINT, signal.SIGTERM], 143),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 @pytest.mark.usefixtures("default_signals")

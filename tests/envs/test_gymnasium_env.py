@@ -316,6 +316,7 @@ env.close()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forked before Python 3.14")
 def test_a_script_that_does_not_guard_its_main_has_copies_in_processes(tmp_path):
     (script := tmp_path / "script.py").write_text(UNGUARDED)

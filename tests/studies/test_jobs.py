@@ -151,6 +151,17 @@ STUDY |= {"env": "CartPole", "max_steps": 2, "tracking": False, "progress": "non
 SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "num_threads": 1, "model_config": {"hidden_sizes": [8]}}
 
 
+@needs("distributed")
+def test_a_scheduler_that_is_named_has_the_jobs_done(tmp_path):
+    """Here by threads of this process, which start at once."""
+    distributed = importlib.import_module("distributed")
+    with distributed.LocalCluster(2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        where = {"num_jobs": 2, "backend": "dask", "address": cluster.scheduler_address}
+        done = list(do_jobs(jobs_of(tmp_path, 0, 0), work, say=print, **where))
+    assert sorted((each["key"], each["result"]) for each in done) == [("job0", os.getpid()), ("job1", os.getpid())]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "backend", [pytest.param("dask", marks=needs("distributed")), pytest.param("ray", marks=needs("ray"))]
 )

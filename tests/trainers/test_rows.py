@@ -253,6 +253,7 @@ def test_a_notebooks_bar_follows_what_is_known_of_the_end(notebook, monkeypatch)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes begin in another way")
+@pytest.mark.long
 def test_a_bar_starts_no_process():
     """Which would find its modules in the working directory."""
     code = (
