@@ -52,7 +52,6 @@ def row(step: Any, time: Any = None, **metrics: Any) -> dict[str, Any]:
 
 
 ROWS = [row(step) for step in range(3)]
-PARAMS = {"op": "params", "params": {"lr": "0.1"}}
 FINISH = {"op": "finish", "status": "FINISHED", "t": START + 10}
 RESUME = {"op": "resume", "t": START + 5, "repeats": True, "keeps_status": False}
 _MISSING = object()

@@ -51,12 +51,6 @@ def test_each_point_is_dropped_once_until_another_value_comes(kind, had, comes, 
     assert (None if repeats.left is None else repeats.left) == (None if left is None else (left, RESUMED))
 
 
-@pytest.mark.parametrize("kind", [by_journal, by_server])
-def test_a_row_may_repeat_in_part(kind):
-    repeats = kind([(1, 1001, {"a": 1.0, LOSS: 5.0})])
-    assert repeats.new_rows((1, 2001, {"a": 1.0, "b": 2.0, LOSS: 5.0})) == [(1, 2001, {"b": 2.0})]
-
-
 def test_the_journal_is_read_from_the_first_step_that_comes_and_again_for_lower_ones():
     reads = []
     had = rows_of(1000, {step: float(step) for step in range(10)})
