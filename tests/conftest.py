@@ -113,20 +113,36 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tables_are_made_once(tmp_path_factory):
+    """Have all pytest-xdist workers share what MLflow makes of an empty database: it takes seconds for it."""
+    from rl8x.tracking import private
+    from rl8x.tracking.locks import FileLock
+
+    base, make = tmp_path_factory.getbasetemp(), private._migrated
+    tables = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tables.db"
+
+    @functools.wraps(make)
+    def made() -> bytes:
+        with FileLock(tables.with_suffix(".lock")):
+            if not tables.exists():
+                tables.write_bytes(make())
+            return tables.read_bytes()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private, "_migrated", made)
+        yield
+
+
 @pytest.fixture(scope="session")
 def mlflow_template(tmp_path_factory) -> Path:
-    """An empty MLflow database, made once for all pytest-xdist workers: MLflow takes seconds for it."""
+    """An empty MLflow database."""
     from rl8x.tracking.location import Location
-    from rl8x.tracking.locks import FileLock
     from rl8x.tracking.store import ensure_database
 
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = shared / "mlflow-template"
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path_factory.mktemp("mlflow-template")
     database = folder / "mlflow.db"
-    with FileLock(folder / "lock"):
-        ensure_database(Location(f"sqlite:///{database}", database, folder / "artifacts"))
+    ensure_database(Location(f"sqlite:///{database}", database, folder / "artifacts"))
     return database
 
 

@@ -118,6 +118,7 @@ def test_it_is_what_mlflow_alone_would_have_made_in_wal_mode(tmp_path, monkeypat
 
 
 def test_its_tables_are_made_once_and_not_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "_migrated", private._migrated.__wrapped__)  # not those that all tests share
     monkeypatch.chdir(tmp_path)
     with not_synced():
         prepare_tables(locate().database)
