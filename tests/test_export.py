@@ -46,6 +46,7 @@ def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, 
     assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
 
 
+@pytest.mark.long
 def test_onnx_runtime_decides_as_the_policy_for_any_number_of_observations(tmp_path):
     """What a user would do with the file, without rl8x."""
     policy = policy_of("lstm", "dict")

@@ -179,6 +179,7 @@ def test_memory_goes_on_until_an_episode_begins(model):
     assert not np.allclose(fresh, decision.actions, atol=1e-4)
 
 
+@pytest.mark.long
 def test_loading_needs_no_environment_trainer_algorithm_or_mlflow(tmp_path):
     policy = QPolicy(VECTOR, Discrete(3), num_outputs=5, support=(0.0, 1.0), model_config=SMALL)
     path = policy.save(tmp_path / "policy")

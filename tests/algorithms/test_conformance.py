@@ -125,6 +125,7 @@ VARIANTS = {
     *("ppo, advantages again", "ppo, advantages again, kl limit", "ppo, agents, gru", "pqn", "pqn, one batch, adam"),
     *("pqn, normalised", "dqn, double dueling", "dqn, soft target", "dqn, normalised", "dqn, schedules"),
     *("dqn, agents", "sac, agents", "sac, normalised", "td3", "iql from data", "sac from data, discrete"),
+    *("ppo, one transition", "ppo, random start", "dqn, warm-up", "dqn, resets", "dqn from data"),
 }
 EVERY = [pytest.param(case, marks=pytest.mark.long) if case in VARIANTS else case for case in CASES]
 EACH = ["ppo", "pqn", "distillation", "dqn", "sac", "td3", "bc from data", "iql from data"]
@@ -347,6 +348,8 @@ LEARNED = {  # steps until all values of `Discretes` are known, and how near; st
     # 0.03 is its temperature's
     "sac, discrete": (12, 0.12, 14, BY_REPLAY | OF_SAC | {"prioritized": False, "horizon": 2}),
 }
+# Those with a dueling head learn as those without do.
+LEARNERS = [pytest.param(case, marks=[pytest.mark.long] * (case in ("pqn", "dqn"))) for case in LEARNED]
 
 
 def learned(case, env, steps, **options):
@@ -364,7 +367,7 @@ def values_of(algorithm, obs):
     return algorithm.policy(sequence, {}, torch.ones(1, 1, dtype=torch.bool))[0, 0].detach()
 
 
-@pytest.mark.parametrize("case", LEARNED)
+@pytest.mark.parametrize("case", LEARNERS)
 def test_known_values_are_learned(case):
     """Were a truncation taken for an end, the value of `Forever` would be 1.69 in the mean of its steps, not 4."""
     steps, near, _, options = LEARNED[case]
@@ -461,7 +464,7 @@ class OneLegal(Probe):
         return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("case", LEARNED)
+@pytest.mark.parametrize("case", LEARNERS)
 def test_illegal_actions_are_neither_taken_nor_bootstrapped_from(case):
     _, _, steps, options = LEARNED[case]
     if case == "sac, discrete":

@@ -188,6 +188,7 @@ def test_a_reset_that_sets_the_attribute_itself_is_told():
         env.reset(config={"wind": 2.0})
 
 
+@pytest.mark.long
 def test_processes_share_values_also_where_they_are_not_forked():
     options = {"vectorization": "async", "vector_kwargs": {"context": "spawn"}}
     env = GymnasiumEnv("CartPole-v1", 1, parameters={"length": "length"}, **options)

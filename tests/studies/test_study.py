@@ -238,7 +238,7 @@ def test_what_a_training_could_not_send_is_sent(ran):
     assert run.info.status == "FINISHED"
 
 
-@pytest.mark.parametrize("place", ["mlruns/studies", "apart"])
+@pytest.mark.parametrize("place", ["mlruns/studies", pytest.param("apart", marks=pytest.mark.long)])
 def test_a_study_goes_on_in_its_store_from_another_working_directory(
     mlruns, mlflow_client, tmp_path, monkeypatch, place
 ):
