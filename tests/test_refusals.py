@@ -2,6 +2,7 @@
 
 import functools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -438,6 +439,67 @@ LARGE = [
         "`num_eval_envs`": lambda: rl8x.Trainer(PPOConfig().build(CartPole), num_eval_envs=2**63),
     }.items()
 ]
+# -- of a trainer, its tracker and its checkpoints
+
+
+@functools.cache
+def trainer():
+    config = PPOConfig(num_envs=2, horizon=4, device="cpu", execution="eager")
+    return rl8x.Trainer(config.build(CartPole), tracker=rl8x.MemoryTracker(), checkpoints=False)
+
+
+GRID = torch.zeros(2, 2)
+NO_MAPPINGS, NO_FLAGS, NO_SECONDS = (
+    (3, "x", [1], {1}, iter(()), GRID, int),
+    ("no", 1, GRID),
+    (-1, math.inf, 10**400, "1"),
+)
+NO_TEXTS, NO_PATHS = (3, b"x", Path("x"), GRID), (3, None, b"x", GRID, int)
+GIVEN = {  # argument: what it must be, what came, and the call
+    "eval_env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().check_run(**given)),
+    "env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().eval(**given)),
+    "`deterministic`": ("must be True or False", NO_FLAGS, lambda **given: trainer().eval(**given)),
+    "`source`": ("must be the path of checkpoints", NO_PATHS, rl8x.Trainer.resume),
+    "`overrides`": ("must be a mapping", NO_MAPPINGS, do(rl8x.Trainer.resume, "x")),
+    "`why`": ("must be a text", (3, GRID), lambda **given: trainer().stop(**given)),
+    "`progress`": ("must be one of", (False, GRID, GRID.numpy()), lambda **given: trainer().run(max_steps=1, **given)),
+    "`callbacks`": ("must be a list", (3, int), lambda **given: of_algorithm(**given)),
+    "`checkpoints`": ("must be a Checkpoints, a path", (3, GRID, [1]), lambda **given: of_algorithm(**given)),
+    "`directory`": ("must be a path", (3, b"x", GRID), rl8x.Checkpoints),
+    "`best`": ("must be a text", (3, GRID), rl8x.Checkpoints),
+    **{f"`{name}`": ("must be a text", NO_TEXTS, rl8x.MLflowTracker) for name in ("run_name", "tracking_uri")},
+    **{f"`{name}`": ("must be a mapping", NO_MAPPINGS, rl8x.MLflowTracker) for name in ("tags", "params")},
+    **{f"`{name}`": ("must be True, False", NO_FLAGS, rl8x.MLflowTracker) for name in ("curves", "system_metrics")},
+    "`spool_dir`": ("must be a path", (3, b"x", GRID), rl8x.MLflowTracker),
+    "`thinning`": ("must be a Thinning", (True, 100, GRID), rl8x.MLflowTracker),
+    "`finish_timeout_s`": ("must be a finite number", NO_SECONDS, rl8x.MLflowTracker),
+    "`rtol`": ("must be a finite number", (10**400, GRID), do(Plateau, LOSS)),
+}
+
+
+def of_algorithm(**given):
+    return rl8x.Trainer(trainer().algorithm, **{"tracker": rl8x.NullTracker(), **given})
+
+
+def begins_twice(tracker):
+    tracker.start(params={}, tags={})
+    tracker.start(params={}, tags={})
+
+
+TRAINERS = [
+    *(
+        (f"{argument} {legal}.*; got ", do(call, **{argument.strip("`"): value}))
+        for argument, (legal, values, call) in GIVEN.items()
+        for value in values
+    ),
+    *(("called with the trainer .*; got", do(of_algorithm, callbacks=[each])) for each in (int, 3, GRID)),
+    ("^`tracker` must keep runs, .*; got tensor", do(of_algorithm, tracker=GRID)),
+    ("The name of an evaluation must be a text; got tensor", lambda: trainer().eval(name=GRID)),
+    *(("NonFinite: `name` must be a metric's name, .*; got", do(NonFinite, each)) for each in (3, Path("x"), int)),
+    *(("WallTime needs positive seconds", do(WallTime, each)) for each in (10**400, -(10**400), GRID)),
+    *(("A stop condition is .*; got tensor", do(make, GRID)) for make in (And, Confirmed, as_conditions)),
+    ("a tracker of its own", do(begins_twice, rl8x.MemoryTracker())),
+]
 REFUSED = [
     *LARGE,
     *ODD,
@@ -449,8 +511,9 @@ REFUSED = [
     *POLICIES,
     *FILMS,
     *SHOWN,
+    *TRAINERS,
 ]
-ERRORS = (ValueError, TypeError, AttributeError, FileNotFoundError, IsADirectoryError)
+ERRORS = (ValueError, RuntimeError, TypeError, AttributeError, FileNotFoundError, IsADirectoryError)
 
 
 @pytest.mark.filterwarnings("error:overflow")

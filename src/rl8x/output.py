@@ -85,6 +85,11 @@ def in_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def shown(value: object) -> str:
+    """Return a value's repr for an error's message: in one line, cut to 200 characters."""
+    return f"{in_line(repr(value)):.200}"
+
+
 def in_notebook() -> bool:
     """Whether this process runs the cells of a notebook."""
     ipython = sys.modules.get("IPython")

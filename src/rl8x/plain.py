@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -13,7 +14,7 @@ import yaml
 from gymnasium import Space
 from torch import Tensor
 
-from rl8x.output import in_line
+from rl8x.output import shown
 
 MAX_DEPTH: Final = 32
 """Maximum nesting of mappings and lists in a file."""
@@ -161,12 +162,12 @@ class FrozenList(list[Any]):
 def checked_number(value: Any, name: str, owner: str = "", *, least: float = -math.inf, whole: bool = False) -> Any:
     """Return an argument, which may be NumPy's number, as a Python number for files; else raise a `ValueError`."""
     kind: Any = numbers.Integral if whole else numbers.Real
-    is_number = isinstance(value, kind) and not isinstance(value, bool) and abs(value) < math.inf
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
     is_large = is_number and isinstance(value, numbers.Integral) and abs(int(value)) > MAX_WHOLE
-    if not is_number or (whole and is_large) or value < least:
+    if not is_number or not abs(value) <= sys.float_info.max or (whole and is_large) or value < least:
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
         needed += ", of at most 63 bits" * (whole and is_large)
-        raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {in_line(repr(value)):.200}.")
+        raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {shown(value)}.")
     return int(value) if isinstance(value, numbers.Integral) and not is_large else float(value)
 
 

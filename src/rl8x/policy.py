@@ -26,7 +26,7 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.base import TrainingEffects, config_with_critic_obs
 from rl8x.names import resolved_arguments
-from rl8x.output import in_line
+from rl8x.output import shown
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
@@ -501,7 +501,7 @@ class Policy(nn.Module):
         memory = self.memory(num)
         state = memory if state is None else state
         if not isinstance(state, Mapping):
-            raise TypeError(f"`state` must be what the last decision returned, or None; got {in_line(repr(state))}.")
+            raise TypeError(f"`state` must be what the last decision returned, or None; got {shown(state)}.")
         if missing := [name for name in memory if name not in state]:
             raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
         for name, part in state.items():

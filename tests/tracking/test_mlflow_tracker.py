@@ -207,7 +207,7 @@ def test_names_that_are_no_texts_are_refused(name, given):
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan, "5", None, True])
 @pytest.mark.parametrize("name", ["finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"])
 def test_seconds_that_are_none_are_refused(name, seconds):
-    with pytest.raises(ValueError, match=f"MLflowTracker: `{name}` must be seconds, at least 0; got"):
+    with pytest.raises(ValueError, match=f"MLflowTracker: `{name}` must be a finite number, at least 0; got"):
         MLflowTracker(**{name: seconds})
 
 

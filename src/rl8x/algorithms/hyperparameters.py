@@ -21,7 +21,7 @@ from torch import nn
 from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.names import called_here
-from rl8x.output import in_line
+from rl8x.output import shown
 from rl8x.plain import MAX_WHOLE, frozen, own_values
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     if declared["choices"]:
         if not isinstance(value, tuple(map(type, declared["choices"]))) or value not in declared["choices"]:
             listed = ", ".join(map(repr, declared["choices"]))
-            raise ValueError(f"`{name}` must be one of {listed}; got {in_line(repr(value)):.200}.")
+            raise ValueError(f"`{name}` must be one of {listed}; got {shown(value)}.")
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     example = re.search(r"such as \{(?:[^{}]|\{[^{}]*\})*\}", declared["help"])
@@ -95,7 +95,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     ):
         if kind.startswith(begins) and not fits:
             hint = " None is null in YAML." if str(value) == "None" and may_be_none else ""
-            raise TypeError(f"`{name}` must be {legal}; got {in_line(repr(value)):.200}.{hint}")
+            raise TypeError(f"`{name}` must be {legal}; got {shown(value)}.{hint}")
     low, high, above = declared["low"], declared["high"], declared["above"]
     most = MAX_WHOLE if kind.startswith("int") else sys.float_info.max
     if not is_number or (low <= value <= high and value > above and abs(value) <= most):
@@ -109,7 +109,7 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
         bounds.append(f"at most {high:g}")
     if not abs(value) <= most:
         bounds = [*bounds, "of at most 63 bits"] if kind.startswith("int") else ["finite"]
-    raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {in_line(repr(value)):.200}.")
+    raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {shown(value)}.")
 
 
 def check_names(names: Iterable[str], config_class: type) -> None:

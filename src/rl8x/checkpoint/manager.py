@@ -19,6 +19,7 @@ from rl8x.checkpoint.files import Best, Checkpoint, listed
 from rl8x.checkpoint.tree import CheckpointError, copied, segments_in
 from rl8x.config.spec import Checkpoints, CheckpointsLike
 from rl8x.disk import check_writable, replace_synced, sync_folder
+from rl8x.output import shown
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FolderLock
@@ -38,7 +39,7 @@ class CheckpointManager:
         if isinstance(checkpoints, str | os.PathLike):
             checkpoints = Checkpoints(checkpoints)
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
-            raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
+            raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {shown(checkpoints)}.")
         self.key = uuid.uuid4().hex  # identifies the run in its checkpoints
         # The best value so far of `Checkpoints.best`, the value of the best checkpoint, and that checkpoint's path.
         self.best: Best | None = None

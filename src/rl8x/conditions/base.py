@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rl8x import keys
+from rl8x.output import shown
 from rl8x.plain import thawed
 
 Stats = Mapping[str, float]
@@ -333,8 +334,9 @@ def as_condition(condition: ConditionLike) -> Condition:
     if isinstance(condition, Condition):
         return condition
     if isinstance(condition, type) or not callable(condition):
-        hint = f" `rl8x.conditions.from_spec({condition!r})` makes one of a text." if isinstance(condition, str) else ""
-        raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {condition!r}.{hint}")
+        got = shown(condition)
+        hint = f" `rl8x.conditions.from_spec({got})` makes one of a text." if isinstance(condition, str) else ""
+        raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {got}.{hint}")
     return FromCallable(condition)
 
 
@@ -345,7 +347,7 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
     if isinstance(conditions, Condition | str) or callable(conditions):
         conditions = [conditions]
     if not isinstance(conditions, Iterable):
-        raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
+        raise TypeError(f"`stop_conditions` must be a list of conditions; got {shown(conditions)}.")
     listed = [as_condition(condition) for condition in conditions]
     seen: set[int] = set()
     for condition in (part for root in listed for part in parts(root)):

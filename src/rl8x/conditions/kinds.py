@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 import time
 import weakref
 from abc import abstractmethod
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Final
 from rl8x import keys
 from rl8x.conditions.base import And, Condition, ConditionLike, Not, Or, Stats, Verdict, as_condition, parts
 from rl8x.distributed import ranks
+from rl8x.output import shown
 from rl8x.plain import checked_number, own_values
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
@@ -27,7 +29,7 @@ _GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBo
 def _metric(condition: Condition, name: Any) -> str:
     if not isinstance(name, str) or not name:
         owner = type(condition).__name__
-        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {name!r}.")
+        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {shown(name)}.")
     return name
 
 
@@ -215,9 +217,11 @@ def _seconds(duration: float | str) -> float:
         if text and not _DURATION.sub("", text):
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        seconds = float(duration)
+        seconds = math.inf if duration > sys.float_info.max else float(max(duration, 0))
     if not 0 < seconds < math.inf:
-        raise ValueError(f"WallTime needs positive seconds or a text such as '90s', '1h30m', '2d'; got {duration!r}.")
+        raise ValueError(
+            f"WallTime needs positive seconds or a text such as '90s', '1h30m', '2d'; got {shown(duration)}."
+        )
     return seconds
 
 
@@ -281,7 +285,7 @@ class NonFinite(Condition):
     """
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
-        if isinstance(names, str):
+        if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
             names = [names]
         self.names = None if names is None else [_metric(self, name) for name in names]
         if self.names == []:

@@ -25,6 +25,7 @@ from typing import Any, Final
 from rl8x.conditions.base import KINDS, And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import HitsLowerBound, HitsUpperBound, NonFinite
 from rl8x.names import did_you_mean
+from rl8x.output import shown
 from rl8x.plain import MAX_DEPTH
 
 _WORDS: Final = r"(?:and|or|not)(?![^\s()'\"<>=!])"
@@ -78,7 +79,7 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
     cls = _find_class(kind, find)
     if cls in (And, Or):
         if not isinstance(given, list | tuple):
-            raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {given!r}.")
+            raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {shown(given)}.")
         return cls(*(from_spec(part, find=find) for part in given))
     inner, signature = cls.condition_arguments, inspect.signature(cls)
     positional: list[Any] = []
@@ -105,7 +106,7 @@ def _split(spec: object) -> tuple[str, Any]:
     if not isinstance(spec, Mapping) or len(spec) != 1:
         raise ValueError(
             "a stop condition is written as one entry, as in {plateau: {name: episodes/returns/mean, patience: 10}}; "
-            f"got {dict(spec) if isinstance(spec, Mapping) else spec!r}."
+            f"got {shown(dict(spec) if isinstance(spec, Mapping) else spec)}."
         )
     [(kind, given)] = spec.items()
     return str(kind), given

@@ -27,6 +27,7 @@ from rl8x.envs import Env
 from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted, values_in
 from rl8x.models import Model
 from rl8x.names import did_you_mean
+from rl8x.output import in_line
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
 # rl8's names of keys.
@@ -222,9 +223,9 @@ def one_line(error: object) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return the repr of a value, cut to 80 characters."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    """Return the repr of a value in one line, cut to 80 characters."""
+    text = in_line(repr(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- values that no file can hold

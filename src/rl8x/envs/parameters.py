@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rl8x.names import did_you_mean
-from rl8x.output import in_line
+from rl8x.output import shown
 from rl8x.randomization import Choice, Grid, ParameterDistribution, Scheduled
 from rl8x.randomization.curriculum import RETURNS, Curriculum, make_curricula
 from rl8x.randomization.distributions import Assigned, Constant, PerCopy, parsed_value
@@ -249,7 +249,7 @@ _SHOWN_LENGTH: Final = 100
 def parsed(config: EnvConfig, owner: str = "env_config") -> dict[str, ParameterDistribution]:
     """Parse the values of an `env_config`, which may be in plain form."""
     if not isinstance(config, Mapping):
-        raise TypeError(f"{owner} must be a mapping from parameter names to values; got {in_line(repr(config)):.200}.")
+        raise TypeError(f"{owner} must be a mapping from parameter names to values; got {shown(config)}.")
     values = {}
     for name, value in config.items():
         try:

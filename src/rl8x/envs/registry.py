@@ -20,7 +20,7 @@ from rl8x.envs.pettingzoo_env import PettingZooEnv, named_maker
 from rl8x.envs.vectorised import copies_of
 from rl8x.importing import Trust, check_gymnasium_id, dotted_path, import_class, is_dotted, is_gymnasium_id
 from rl8x.names import did_you_mean
-from rl8x.output import in_line, table
+from rl8x.output import shown, table
 from rl8x.plain import frozen, thawed
 
 BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
@@ -136,7 +136,7 @@ def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), 
     if not callable(env):
         raise TypeError(
             "An environment is a class, a factory, a built-in name, a Gymnasium id, a dotted path, an rl8x Env or a "
-            f"vector environment; got {in_line(repr(env)):.200}."
+            f"vector environment; got {shown(env)}."
         )
     maker = _with_arguments(env, arguments)
     if maker.args and isinstance(maker.args[0], str):  # a name among the arguments

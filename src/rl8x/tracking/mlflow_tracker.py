@@ -10,8 +10,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from rl8x.disk import check_writable
+from rl8x.output import shown
+from rl8x.plain import checked_number, own_values
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.artifacts import check_model_names, keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
@@ -26,6 +29,7 @@ from rl8x.tracking.location import (
 )
 from rl8x.tracking.pages import Series, Thinning, interval, is_asked_for
 from rl8x.tracking.protocol import (
+    HAS_A_RUN,
     NameTable,
     Status,
     TrackingError,
@@ -36,11 +40,18 @@ from rl8x.tracking.protocol import (
 )
 from rl8x.tracking.repeats import JournalRepeats
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, find_journal, has_run, user_run_id
-from rl8x.tracking.secrets import logger
+from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.shipping import OpenRun
 from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 _log = logger(__name__)
+_ARGUMENTS: Final[dict[str, tuple[Any, str]]] = {
+    **dict.fromkeys(("experiment_name", "run_name", "tracking_uri", "run_key"), (str, "a text")),
+    "spool_dir": (str | os.PathLike, "a path"),
+    **dict.fromkeys(("tags", "params"), (Mapping, "a mapping of names to values")),
+    **dict.fromkeys(("system_metrics", "curves"), (bool, "True, False")),
+    "thinning": (Thinning, "a Thinning"),
+}
 _BUSY_WAIT_S = 30.0  # how long a resumed run waits for `rl8x sync` to finish sending its journal
 
 
@@ -75,8 +86,8 @@ class MLflowTracker:
         interval_s: Seconds between two requests, each with the data logged in between.
 
     Raises:
-        TypeError: If a name is not a string.
-        ValueError: If a number of seconds is negative or infinite.
+        TypeError: If an argument has a wrong type.
+        ValueError: If a number of seconds is no finite number, or negative.
 
     Attributes:
         resumed_journal: The last folder of the journal of the run to resume, if not in `spool_dir`.
@@ -101,13 +112,13 @@ class MLflowTracker:
 
     def __post_init__(self) -> None:
         """Check the arguments; no run begins yet."""
-        for name in ("experiment_name", "run_name", "tracking_uri", "run_key"):
-            if not isinstance(text := getattr(self, name), str | None):
-                raise TypeError(f"MLflowTracker: `{name}` must be a text or None; got {text!r}. Try str(...).")
+        for name, (kind, legal) in _ARGUMENTS.items():
+            value = own_values(getattr(self, name))
+            if not isinstance(value, kind | None):
+                hint = ". Try str(...)" if kind is str else ""
+                raise TypeError(f"MLflowTracker: `{name}` must be {legal} or None; got {hide(shown(value))}{hint}.")
         for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
+            setattr(self, name, checked_number(getattr(self, name), name, "MLflowTracker", least=0))
         self.resumed_journal: Path | None = None
         self._last: OpenRun | None = None  # the last run
         self._run: OpenRun | None = None  # the same run until it is finished
@@ -186,7 +197,7 @@ class MLflowTracker:
             TrackingError: The store cannot be used, or the run to resume does not exist or is still being written.
         """
         if self._run is not None:
-            raise RuntimeError("this tracker has a run already; call finish() before the next start()")
+            raise RuntimeError(HAS_A_RUN)
         self._pid = os.getpid()
         if resume is None or self.names_before:
             self._names = _name_tables({} if resume is None else self.names_before)

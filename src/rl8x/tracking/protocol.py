@@ -214,6 +214,10 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
 
 _ValueT = TypeVar("_ValueT")
 
+HAS_A_RUN = (
+    "this tracker has a run already: give each trainer a tracker of its own, or end the run first, by the trainer's "
+    "close() or the tracker's finish()"
+)
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
@@ -376,8 +380,15 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a new run, or resume the one in memory; raise `TrackingError` if `resume` names another run."""
+        """Begin a new run, or resume the one in memory.
+
+        Raises:
+            RuntimeError: A run has been started and not finished.
+            TrackingError: `resume` names another run.
+        """
         if resume is None:
+            if self._open:
+                raise RuntimeError(HAS_A_RUN)
             self._clear()
             self.run_id = uuid.uuid4().hex
         elif resume != self.run_id:

@@ -32,6 +32,7 @@ from rl8x.envs.parameters import (
     wrong_number,
 )
 from rl8x.envs.vectorised import wrapped_normalisation
+from rl8x.output import shown
 from rl8x.plain import checked_number
 from rl8x.randomization import ParameterDistribution, Scheduled
 from rl8x.randomization.distributions import Constant, PerCopy
@@ -275,7 +276,7 @@ class Evaluations:
                 if isinstance(value, PerCopy) and name not in own:
                     wrong = wrong_number(value, self.num_envs, copies)
                     raise ValueError(f"{type(self.env_in_use.unwrapped).__name__}: {called}[{name!r}] {wrong}")
-        resolved = self.env_in_use.parameter_state.resolve({**env_config, **own}, called, copies)
+        resolved = self.env_in_use.parameter_state.resolve({**env_config, **own} if own else env_config, called, copies)
         given = resolved.config | {name: env_config[name] for name in own}
         training = self.next_config if training is None else training
         for name, value in moving_in(given).items():
@@ -338,12 +339,12 @@ def config_name(config: Mapping[str, Any]) -> str:
 def check_evaluation_name(name: str) -> None:
     """Raise if MLflow would refuse or change an evaluation's name, or an unnamed evaluation has such metrics."""
     if not isinstance(name, str):
-        raise TypeError(f"The name of an evaluation must be a text; got {name!r}.")
+        raise TypeError(f"The name of an evaluation must be a text; got {shown(name)}.")
     longest = f"{keys.EVAL_PREFIX}{name}/episodes/lengths/mean"
     if not name.strip() or name != name.strip("/ ") or legal_name(longest) != longest:
         raise ValueError(
             "The name of an evaluation must be letters, digits, spaces and `_ - . : /`, no '/' or space at an end, "
-            f"and at most {MAX_NAME_LENGTH - len(longest) + len(name)} characters; got {name!r}."
+            f"and at most {MAX_NAME_LENGTH - len(longest) + len(name)} characters; got {shown(name)}."
         )
     if (group := name.split("/")[0]) in _GROUPS:
         raise ValueError(f"An evaluation cannot be called {name!r}: eval/{group}/ are metrics of those without a name.")

@@ -18,7 +18,7 @@ from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
 from rl8x.distributed import ranks
-from rl8x.output import Unfailing, in_notebook, short
+from rl8x.output import Unfailing, in_notebook, short, shown
 from rl8x.rollouts.statistics import Stats, pool
 
 MAX_POINTS: Final = 512
@@ -201,8 +201,8 @@ _EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 def check_progress(mode: Progress) -> None:
     """Raise `ValueError` unless `mode` is one of `PROGRESS_CHOICES`."""
-    if mode not in PROGRESS_CHOICES:
-        raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+    if not isinstance(mode, str) or mode not in PROGRESS_CHOICES:
+        raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {shown(mode)}.")
 
 
 class ProgressReporter:

@@ -25,6 +25,7 @@ from rl8x.algorithms.horizons import COLLECTED
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
+from rl8x.output import shown
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, take_over
@@ -299,7 +300,7 @@ def declared_metrics(callback: object) -> tuple[str, ...]:
     """Return the metrics that a callback declares in its attribute `metric_names`, if it has one."""
     names: Any = getattr(callback, "metric_names", ())
     if isinstance(names, str) or not isinstance(names, Collection):  # an iterator would be used up
-        raise TypeError(f"`metric_names` of {callback_name(callback)} must be a list of names; got {names!r}.")
+        raise TypeError(f"`metric_names` of {callback_name(callback)} must be a list of names; got {shown(names)}.")
     return tuple(names)
 
 
@@ -311,12 +312,12 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
 def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> tuple[Callback, ...]:
     """Return callbacks as a tuple; raise if one is not callable, or declares an illegal or taken metric name."""
     if not isinstance(callbacks, Iterable):
-        raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
+        raise TypeError(f"`callbacks` must be a list of callbacks; got {shown(callbacks)}.")
     callbacks = tuple(callbacks)
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
-        if not callable(callback):
-            raise TypeError(f"A callback is called with the trainer and a row of statistics; got {callback!r}.")
+        if isinstance(callback, type) or not callable(callback):
+            raise TypeError(f"A callback is called with the trainer and a row of statistics; got {shown(callback)}.")
         for name in declared_metrics(callback):
             declared = f"The callback {callback_name(callback)} declares {name!r}, which is"
             if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
@@ -353,8 +354,8 @@ def returned_metrics(
         return measured
     if not isinstance(returned, Mapping):
         raise TypeError(
-            f"The callback {called} must return its metrics by name, or None; got {returned!r}. To end the run call "
-            "trainer.stop('why')."
+            f"The callback {called} must return its metrics by name, or None; got {shown(returned)}. To end the "
+            "run call trainer.stop('why')."
         )
     for name in returned:
         if name not in declared and name not in evaluated:

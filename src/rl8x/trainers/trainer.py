@@ -27,7 +27,8 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
 from rl8x.names import did_you_mean
-from rl8x.output import counted, described, in_line
+from rl8x.output import counted, described, shown
+from rl8x.plain import own_values
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
@@ -101,15 +102,14 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
         """
         if not isinstance(algorithm, GenericAlgorithmBase):
-            got = in_line(repr(algorithm))
-            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {got:.200}.")
+            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {shown(algorithm)}.")
         refuse_inference_mode()
         # `isinstance` would read the protocol's properties, some of which look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
         lacking = [name for name in needed if not (hasattr(type(tracker), name) or hasattr(tracker, name))]
         if tracker is not None and (lacking or isinstance(tracker, type)):
             lacks = f", without {', '.join(lacking)}" if lacking else ""
-            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}{lacks}.")
+            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {shown(tracker)}{lacks}.")
         self.algorithm: AlgorithmT = algorithm
         if ranks().size > 1:
             begin(algorithm)
@@ -160,7 +160,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             ValueError: If one of its values is not legal, or its parts do not fit together.
         """
         if not isinstance(spec, RunSpec):
-            raise TypeError(f"`spec` must be a RunSpec, as RunSpec.from_file('run.yaml') returns it; got {spec!r}.")
+            raise TypeError(
+                f"`spec` must be a RunSpec, as RunSpec.from_file('run.yaml') returns it; got {shown(spec)}."
+            )
         options: Any = {name: getattr(spec.trainer, name) for name in TRAINER_OPTIONS}
         trainer = cls(
             spec.make_algorithm(),  # type: ignore[arg-type]
@@ -216,6 +218,10 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         made: Any = {"algorithm": algorithm, "tracker": tracker}
         chosen: Any = {"eval_env": eval_env, "num_eval_envs": num_eval_envs, "checkpoints": checkpoints}
         chosen |= {"on_non_finite": on_non_finite, "log_models": log_models}
+        if not isinstance(overrides, Mapping | None):
+            raise TypeError(
+                f"`overrides` must be a mapping of hyperparameters, as {{'lr': 1e-4}}; got {shown(overrides)}."
+            )
         given = {name: value for name, value in made.items() if value is not None}
         given |= {name: value for name, value in chosen.items() if value is not ...}
         checkpoint, origin, options = prepare(source, auto=auto, trust=trust, overrides=dict(overrides or {}), **given)
@@ -488,9 +494,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             RuntimeError: If no run and no callback is in progress.
         """
         if not isinstance(why, str):
-            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {why!r}.")
+            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {shown(why)}.")
         if not why.strip():
-            raise ValueError(f"`why` must say why, as in trainer.stop('the budget is spent'); got {why!r}.")
+            raise ValueError(f"`why` must say why, as in trainer.stop('the budget is spent'); got {shown(why)}.")
         if not self.train_step.is_in_progress:
             raise RuntimeError(
                 "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
@@ -608,6 +614,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         refuse_inference_mode()
         self.record.check_process()
+        if not isinstance(own_values(deterministic), bool):
+            raise TypeError(f"`deterministic` must be True or False; got {shown(deterministic)}.")
         if name is not None:
             check_evaluation_name(name)
         tracked_name = self.evaluations.made_name(env_config, deterministic=deterministic) if name is None else name
