@@ -459,7 +459,6 @@ GIVEN = {  # argument: what it must be, what came, and the call
     "eval_env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().check_run(**given)),
     "env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().eval(**given)),
     "`deterministic`": ("must be True or False", NO_FLAGS, lambda **given: trainer().eval(**given)),
-    "`source`": ("must be the path of checkpoints", NO_PATHS, rl8x.Trainer.resume),
     "`overrides`": ("must be a mapping", NO_MAPPINGS, do(rl8x.Trainer.resume, "x")),
     "`why`": ("must be a text", (3, GRID), lambda **given: trainer().stop(**given)),
     "`progress`": ("must be one of", (False, GRID, GRID.numpy()), lambda **given: trainer().run(max_steps=1, **given)),
@@ -481,6 +480,10 @@ def of_algorithm(**given):
     return rl8x.Trainer(trainer().algorithm, **{"tracker": rl8x.NullTracker(), **given})
 
 
+def distil(teacher):
+    rl8x.DistillationConfig(teacher=teacher, device="cpu").build(CartPole)
+
+
 def begins_twice(tracker):
     tracker.start(params={}, tags={})
     tracker.start(params={}, tags={})
@@ -498,6 +501,16 @@ TRAINERS = [
     *(("NonFinite: `name` must be a metric's name, .*; got", do(NonFinite, each)) for each in (3, Path("x"), int)),
     *(("WallTime needs positive seconds", do(WallTime, each)) for each in (10**400, -(10**400), GRID)),
     *(("A stop condition is .*; got tensor", do(make, GRID)) for make in (And, Confirmed, as_conditions)),
+    *(
+        (r"^a run is named by a checkpoint's path, .*; got", do(named, each))
+        for named in (rl8x.Trainer.resume, rl8x.load_algorithm, rl8x.load_policy)
+        for each in NO_PATHS
+    ),
+    *(("^no tuned setting of", do(rl8x.tuned, each)) for each in ([1], {}, GRID, 3)),
+    *(("^`teacher` must be a run .*; got", do(distil, each)) for each in ({"a": 1}, {}, [1], GRID)),
+    *(("^CartPole: num_envs must be a whole number; got", do(CartPole(2).another, each)) for each in ("x", GRID, 1.5)),
+    *(("^CartPole: num_envs must be .* at most 2,147,483,647; got", do(CartPole, each)) for each in (2**31, 2**70)),
+    ("^CartPole: num_envs must be a whole number; got tensor", do(CartPole, GRID)),
     ("a tracker of its own", do(begins_twice, rl8x.MemoryTracker())),
 ]
 REFUSED = [

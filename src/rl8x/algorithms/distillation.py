@@ -114,7 +114,7 @@ class DistillationConfig(OnPolicyConfig, PolicyConfig):
         """
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
-        if isinstance(self.teacher, Mapping):  # its description
+        if isinstance(self.teacher, Mapping) and "sha256" in self.teacher:  # its description
             return super().build(env, **env_kwargs)
         policy, source = find_teacher(self.teacher, resolve_device(self.device))
         described = dataclasses.replace(self, teacher=describe_teacher(policy, source))

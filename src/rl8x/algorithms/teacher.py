@@ -20,7 +20,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.envs.base import Step
 from rl8x.execution.execution import kept_generators
 from rl8x.models import State
-from rl8x.output import described
+from rl8x.output import described, shown
 from rl8x.policy import Act, Policy, numbered
 from rl8x.portable import SUFFIX
 from rl8x.rollouts.step import Cursor, experience
@@ -42,7 +42,7 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
     if not isinstance(policy, Policy):
         raise TypeError(
             "`teacher` must be a run (its name, ID, folder or checkpoint), a policy or its file, an algorithm or a "
-            f"trainer; got {given!r}."
+            f"trainer; got {shown(given)}."
         )
     return policy, None
 

@@ -33,8 +33,8 @@ def tuned(task: str, algorithm: str = "PPO") -> RunSpec:
 def tuned_file(task: str, algorithm: str = AlgorithmSpec.algorithm) -> Path:
     """Return the run file of a setting."""
     files = tuned_files()
-    if task not in files:
-        raise ValueError(f"no tuned setting of {in_line(str(task))}.{did_you_mean(task, [*files])} {listed()}")
+    if not isinstance(task, str) or task not in files:
+        raise ValueError(f"no tuned setting of {in_line(str(task))}.{did_you_mean(str(task), [*files])} {listed()}")
     path = files[task].get(plain_name(str(algorithm)))
     if path is None:
         known = ", ".join(files[task])

@@ -99,8 +99,9 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         name = type(self).__name__
         refuse_observing(observe_parameters, name)
         copies = whole_number(num_envs, name, "num_envs")
-        if copies < 1 or (self.max_num_envs is not None and copies > self.max_num_envs):
-            limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
+        most = 2**31 - 1 if self.max_num_envs is None else self.max_num_envs
+        if not 1 <= copies <= most:
+            limit = "" if copies < 1 and self.max_num_envs is None else f" and at most {most:,}"
             raise ValueError(f"{name}: num_envs must be at least 1{limit}; got {num_envs}.")
         self.num_envs = copies * self.num_agents
         self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
@@ -446,7 +447,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             num_envs: Its copies of the task; None lets the environment choose their number.
             seed: Seeds its generator; None takes a seed from the operating system.
         """
-        if num_envs not in (None, self.num_copies):
+        if num_envs is not None and whole_number(num_envs, type(self).__name__, "num_envs") != self.num_copies:
             return None
         apart: dict[int, Any] = {id(self.carry): None, id(self.generator): torch.Generator(self.device)}
         try:

@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
+from rl8x.output import shown
 from rl8x.spaces import check_elements, describe_space, named_parts
 from rl8x.trees import flatten_tree
 
@@ -36,7 +37,7 @@ def whole_number(number: Any, owner: str, name: str) -> int:
             raise TypeError
         return operator.index(number)
     except TypeError:
-        raise TypeError(f"{owner}: {name} must be a whole number; got {number!r}.") from None
+        raise TypeError(f"{owner}: {name} must be a whole number; got {shown(number)}.") from None
 
 
 def narrow_seed(seed: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import joblib
 
 from rl8x.distributed import ranks
-from rl8x.output import Unfailing, described, say, short
+from rl8x.output import Unfailing, described, say, short, shown
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.locks import is_locked
@@ -55,8 +55,8 @@ def check_backend(backend: str, address: str | None) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(2)
-    if backend not in BACKENDS:
-        raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {backend!r}.")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {shown(backend)}.")
     if (package := BACKENDS[backend]) is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[{backend}]'.")
     if address is not None and backend != "dask":

@@ -21,10 +21,9 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
-from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, place_of
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunOptions
-from rl8x.output import shown
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
@@ -84,10 +83,8 @@ def prepare(
     source: str | Path, *, auto: bool, trust: bool, overrides: Mapping[str, Any], **given: Any
 ) -> tuple[Checkpoint, Origin, dict[str, Any]]:
     """Find the checkpoint to resume from; return it, its origin and the trainer's arguments. See `Trainer.resume`."""
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"`source` must be the path of checkpoints, or a run's name or ID; got {shown(source)}.")
     # List the checkpoints before one is chosen, if the source is a path.
-    known = listed(Path(source)) or listed(Path(source).parent)
+    known = listed(place_of(source)) or listed(place_of(source).parent)
     checkpoint = find(source, auto=auto)
     metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
     try:
