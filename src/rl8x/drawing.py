@@ -283,11 +283,10 @@ def over_two(scores: Array, x: Axis, y: Axis) -> Array:
 
 
 def _averaged(scores: Array, index: NDArray[np.intp], count: int) -> Array:
-    numbers = np.bincount(index, minlength=count)
-    members = np.zeros((scores.shape[-1], count))
-    members[np.arange(scores.shape[-1]), index] = 1
+    sums = np.zeros((count, *scores.shape[:-1]))
+    np.add.at(sums, index, np.moveaxis(scores, -1, 0))  # in a product of matrices a NaN would reach all sums
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(numbers > 0, scores @ members, np.nan) / numbers)
+        return np.asarray(np.moveaxis(sums, 0, -1) / np.bincount(index, minlength=count))
 
 
 def main_pair(axes: Sequence[Axis], scores: Sequence[Array]) -> tuple[Axis, Axis]:

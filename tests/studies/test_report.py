@@ -142,7 +142,8 @@ def test_the_terminal_table_fits_and_has_all_numbers(made, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     text = str(made)
     blocks, notes = text.split("\nIntervals: ")
-    assert notes.splitlines()[-1].startswith("Evaluations online: ")
+    said = "Evaluations online: 6 policies at 18 points of their training in 1,440 episodes"
+    assert notes.splitlines()[-1].startswith(said)
     assert max(map(len, blocks.splitlines())) <= width
     row, numbers = made.frame.set_index("training").loc["uniform"], re.findall(r"-?\d+(?:\.\d+)?", blocks)
     for name in ("mean", "iqm", "cvar_10", "gap"):

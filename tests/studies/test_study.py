@@ -17,6 +17,7 @@ from tests.forks import need_gradients_in_forks
 from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint.manager import CheckpointManager
+from rl8x.cli.study import _rows
 from rl8x.config import RunSpec
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
@@ -29,6 +30,8 @@ from rl8x.studies import training as work
 from rl8x.studies.compare import compare
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _results, _series
+from rl8x.studies.statistics import summarize
+from rl8x.studies.table import read_evaluations
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import StoreDownError
@@ -377,6 +380,18 @@ def test_a_return_that_is_not_finite_makes_no_policy_the_best():
     curves = [("fixed", [[10, 1.0]]), ("fixed", [[10, 3.0], [20, 5.0]]), ("wide", [])]
     assert _series(curves, 9)["returns/fixed/mean"] == {10: 2.0, 20: 3.0}
     assert not any("wide" in name for name in _series(curves, 9))
+
+
+def test_a_policy_without_a_cell_inside_has_no_part_in_a_gap():
+    frame = evaluations(seeds=2)  # ranges that move may leave one seed of a training without such a cell
+    frame[table.INSIDE] &= (frame["training"] == "uniform") | (frame["seed"] == 1)
+    own = frame.groupby(["training", "seed", table.INSIDE])[table.RETURNS].mean().unstack()
+    _, _, metrics = _results(frame)
+    assert metrics["result/returns/gap"] == pytest.approx((own[True] - own[False]).mean())
+    fixed, uniform = _rows(frame)[1:]
+    assert fixed[3] == "-"
+    assert uniform[3] == f"{own.loc['uniform', True].mean():.4g}"
+    assert summarize(read_evaluations(frame)).frame["inside"].isna().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import ClassVar
 
@@ -182,6 +183,13 @@ def test_one_parameter_is_a_curve_two_are_a_heat_map_and_of_three_it_has_the_two
         assert labels_of(figure) == labels
         assert figure.axes[0].collections[0].get_array().tolist() == means
         assert figure.axes[1].get_ylabel() == title
+    # A cell whose return is not finite is missing from the figure, alone.
+    frame = trainer.evaluate_grid({"a": [1, 2, 4], "c": [0, 1]}, episodes=1)
+    for bad in (math.nan, math.inf, -math.inf):
+        frame.loc[5, "returns"] = bad
+        assert plot_grid(frame).axes[0].collections[0].get_array().tolist() == [[6, 12, 24], [9, 15, None]]
+        one = plot_grid(frame[frame["c"] == 1]).axes[0]
+        assert one.lines[0].get_xydata().tolist() == [[1, 9], [2, 15]]
     with pytest.raises(ValueError, match=r"nothing to draw: give one parameter of the grid several values"):
         plot_grid(trainer.evaluate_grid({"a": 1}, episodes=1))
 

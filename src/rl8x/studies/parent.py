@@ -24,7 +24,7 @@ from rl8x.tracking.secrets import hide_in_data
 
 _MAX_KEYS: Final = 80  # most metrics of the run
 _PATIENCE_S: Final = 600.0  # importing MLflow at idle priority on a busy computer took more than 90 s
-_MEANS: Final = ["mean", "min", "inside", "outside"]
+_MEANS: Final = ["mean", "min", "inside", "outside", "gap"]
 _ENDS: Final = ("mean", "low", "high")  # of a curve
 
 
@@ -135,8 +135,7 @@ def _results(final: pd.DataFrame) -> tuple[str, float, dict[str, float]] | None:
     best = groups.loc[groups["mean"].idxmax()]
     metrics = {"result/policies": float(len(policies)), "result/cells": float(final[table.CELL].nunique())}
     for name, of in (("result", policies[_MEANS].mean()), ("best", best[_MEANS])):
-        each = {**of, "gap": of["inside"] - of["outside"]}
-        metrics |= {f"{name}/returns/{part}": float(value) for part, value in each.items() if np.isfinite(value)}
+        metrics |= {f"{name}/returns/{part}": float(value) for part, value in of.items() if np.isfinite(value)}
     varied = (f"{name.removeprefix(table.VARY)}={best[name]}" for name in by[1:])
     return " ".join([str(best[table.TRAINING]), *varied]), float(best["mean"]), metrics
 

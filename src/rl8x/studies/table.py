@@ -56,11 +56,12 @@ def who(frame: pandas.DataFrame) -> list[str]:
 
 
 def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return each policy's returns over cells: `mean`, `min`, means `inside` and `outside`; NaN if one return is."""
+    """Return each policy's returns over cells: `mean`, `min`, `inside`, `outside`, `gap`; NaN if one return is."""
     by = [*who(frame), SEED]
     parts = {"mean": frame, "min": frame, "inside": frame[frame[INSIDE]], "outside": frame[~frame[INSIDE]]}
     grouped = {name: rows.groupby(by, sort=False, dropna=False)[RETURNS] for name, rows in parts.items()}
     found = {name: rows.agg("min" if name == "min" else "mean", skipna=False) for name, rows in grouped.items()}
+    found["gap"] = found["inside"] - found["outside"]
     return pandas.concat(found, axis=1).reset_index()
 
 
@@ -245,10 +246,11 @@ def _why_left_out(cells: pandas.DataFrame, inside: pandas.Series, is_finite: pan
 
 
 def _counts(table: pandas.DataFrame, tested: pandas.DataFrame) -> str:
-    """Return a sentence with the policies, episodes and transitions of evaluations, and the amount of training."""
-    policies = counted(len(tested), "policy", "policies")
+    """Return a sentence with the policies and points that were `tested`, in how many episodes, and the training."""
+    policies = counted(len(tested[[*who(tested), SEED]].drop_duplicates()), "policy", "policies")
+    points = "" if tested[FINAL].all() else f" at {counted(len(tested), 'point')} of their training"
     episodes = counted(int(table[EPISODES].sum()), "episode")
     steps = counted(round(float((table[EPISODES] * table[LENGTHS]).sum())), "transition")
     transitions, updates = tested[tested[FINAL].astype(bool)][[ENV_STEPS, UPDATES]].sum().astype(int)
     training = counted(updates, "update") if updates and not transitions else f"{transitions:,}"
-    return f"Evaluations online: {policies} in {episodes}, {steps}; training took {training}."
+    return f"Evaluations online: {policies}{points} in {episodes}, {steps}; training took {training}."

@@ -254,7 +254,7 @@ def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
     axes, _ = axes_of(frame[_parameters_of(frame)])
     if not axes:
         return None
-    scores = frame[RETURNS].to_numpy(dtype=np.float64)
+    scores = frame[RETURNS].where(np.isfinite(frame[RETURNS])).to_numpy(dtype=np.float64)  # others are not drawn
     units = frame.attrs.get(UNITS, {})
     if len(axes) == 1:
         [axis] = axes
