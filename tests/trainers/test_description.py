@@ -1,9 +1,11 @@
 import functools
+import math
 import re
 import shlex
 
 import gymnasium
 import pytest
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from rl8x.algorithms import PPOConfig
@@ -56,6 +58,14 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     assert "secret" not in trainer.tracker.tags["rl8x.command"]
 
 
+class Undefined(CartPole):
+    """Rewards are NaN on the poles that it is evaluated with."""
+
+    def transition(self, state, actions, parameters, noise):
+        following, rewards, terminated = super().transition(state, actions, parameters, noise)
+        return following, torch.where(parameters["length"] == 1.0, math.nan, rewards), terminated
+
+
 def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     solved = HitsUpperBound("eval/returns/mean", 1e9)
     run = {"steps_per_eval": 2, "max_steps": 3, "stop_conditions": [solved, lambda row: False]}
@@ -68,6 +78,8 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     assert note[2].endswith(f"or `max_steps=3`; {end}")
     assert "Last evaluation, at 32 of 48 transitions: `eval/returns` " in note[0]
     assert not [line for line in note if line.startswith("To ")]  # it is not saved
+    nowhere = trained(env=Undefined, run=run | configs | {"max_steps": 5}).tracker.description
+    assert "Last evaluation, at 64 of 80 transitions: `eval/returns` nan ± nan. " in nowhere
 
     steered = trained(run={"env_config": narrower}).tracker.description.split("\n\n")
     assert "Until `max_steps=2`; under the function `tests.trainers.test_description.narrower`." in steered

@@ -101,6 +101,7 @@ def test_what_is_not_finite_is_no_result():
     results.take({"returns/mean": math.inf}, 3)
     assert results.row == {"final/returns/mean": 3.0, "best/returns/mean": 3.0, "best_step/returns/mean": 2}
     assert str(results) == "3, best 3 (returns)"
+    assert (results.measured_at("returns/mean"), results.measured_at("eval/returns/mean")) == (3, None)
 
 
 @contextlib.contextmanager

@@ -425,9 +425,8 @@ class Record:
             lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {unit}.")
         for name in (f"{keys.EVAL_PREFIX}returns", f"{keys.EVAL_PREFIX}horizon_returns"):
             if f"{name}/std" in evaluation:
-                evaluated = results.courses.get(f"{name}/mean")
-                early = evaluated is not None and evaluated.last_step != at
-                when = f", at {evaluated.last_step:,} of {at:,} {unit}" if evaluated is not None and early else ""
+                evaluated_at = results.measured_at(f"{name}/mean")
+                when = "" if evaluated_at in (None, at) else f", at {evaluated_at:,} of {at:,} {unit}"
                 mean, std = evaluation[f"{name}/mean"], evaluation[f"{name}/std"]
                 lines.append(f"Last evaluation{when}: {_code(name)} {mean:.4g} ± {std:.3g}.")
         return " ".join([*lines, end] if status == "FINISHED" else [end, *lines])

@@ -97,10 +97,11 @@ class Timer:
 
 @dataclasses.dataclass
 class Course:
-    """One metric's last and best value, and at most `MAX_POINTS` of its points: every k-th, k a power of two."""
+    """One metric's last and best finite value, and at most `MAX_POINTS` of its points: every k-th, k a power of two."""
 
     last: float = math.nan
     last_step: int = 0
+    measured_at: int = 0  # the step of the last value, finite or not
     best: float = -math.inf
     best_step: int = 0
     count: int = 0
@@ -108,7 +109,10 @@ class Course:
     kept: list[list[float]] = dataclasses.field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """Take a finite value at a step of the clock."""
+        """Take a value at a step of the clock; one that is not finite is no result."""
+        self.measured_at = step
+        if not math.isfinite(value):
+            return
         self.last, self.last_step = value, step
         if value > self.best:
             self.best, self.best_step = value, step
@@ -133,17 +137,19 @@ class Results:
     _courses: dict[str, Course] = dataclasses.field(default_factory=dict)
 
     def take(self, row: Mapping[str, float], step: int) -> None:
-        """Add the finite returns in a row."""
-        for name in itertools.chain(*_RETURNS):
-            value = row.get(name, math.nan)
-            if math.isfinite(value):
-                self._courses.setdefault(name, Course()).add(step, float(value))
+        """Add the returns in a row."""
+        for name in (name for name in itertools.chain(*_RETURNS) if name in row):
+            self._courses.setdefault(name, Course()).add(step, float(row[name]))
+
+    def measured_at(self, name: str) -> int | None:
+        """Return the step at which a return was last measured, finite or not; None if it never was."""
+        return self._courses[name].measured_at if name in self._courses else None
 
     @property
     def courses(self) -> dict[str, Course]:
         """The courses to show by metric, evaluations first."""
         # Of each kind only the first measured metric: returns of whole episodes say more than sums over horizons.
-        measured = [[name for name in kind if name in self._courses] for kind in _RETURNS]
+        measured = [[name for name in kind if name in self._courses and self._courses[name].count] for kind in _RETURNS]
         return {names[0]: self._courses[names[0]] for names in measured if names}
 
     @property
