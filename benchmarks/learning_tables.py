@@ -162,7 +162,8 @@ def report_near() -> str:
     for name, tasks in NEAR.items():
         mine = [rows.get(each, [None])[0] for each in tasks]
         cells = ["not measured" if row is None else f"{row['return_mean']:.1f}" for row in mine]
-        reached = f"{sum(row is not None and row['passed'] for row in mine)} of {len(mine)}"
+        passed = [row["passed"] for row in mine if row is not None]
+        reached = f"{sum(passed)} of {len(passed)}"
         run = BY_DEFAULTS[name].run
         lines.append([f"{run.algorithm.algorithm}, {run.env.env}", *cells, reached])
     return table(["", *(f"{number}, {word}" for number in NUMBERS for word in FACTORS), "reached by"], lines)

@@ -56,7 +56,7 @@ def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, call):
     lines = call("study", "-f", "tiny.yaml", "seeds=2", "vary.lr=[1e-3, 1e-2]", "--dry-run").splitlines()
     assert len(lines) == 10
     assert lines[1] == "fixed lr=0.001 seed=1"
-    assert lines[-2:] == ["8 trainings", "each tested in 3 cells, 2 episodes in each: 6 episodes a policy"]
+    assert lines[-2:] == ["8 trainings", "each tested in 3 cells, 2 episodes in each: 6 episodes a test"]
     assert list(file.parent.iterdir()) == [file]
 
 

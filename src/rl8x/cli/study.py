@@ -103,7 +103,7 @@ def _list(config: Any) -> None:
         labels = [training.label for training in config.trainings()]
         say("\n".join([*labels, counted(len(labels), "training")]))
     played = f"{counted(config.episodes, 'episode')} in each"
-    say(f"each tested in {counted(cells, 'cell')}, {played}: {cells * config.episodes:,} episodes a policy")
+    say(f"each tested in {counted(cells, 'cell')}, {played}: {cells * config.episodes:,} episodes a test")
 
 
 def _summarize(study: Any, frame: Any) -> None:
