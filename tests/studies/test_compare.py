@@ -102,6 +102,9 @@ def test_groups_average_their_runs_on_common_steps(store):
     assert grouped["best/returns/mean"].to_dict() == {"lr=0.01": 35.0, "lr=0.001": 5.0}
     assert np.isnan(grouped.loc["lr=0.001", "returns/mean_low"])
     assert "A group of one run has no interval." in str(made)
+    finer = compare(["parent"], group_by="lr", level=0.999)
+    assert "Intervals: 99.9%, " in str(finer)
+    assert "bands 99.9% intervals" in finer.drawings[0].caption
 
 
 def test_a_studys_folder_stands_for_its_parent(store, tmp_path):

@@ -135,6 +135,9 @@ def test_one_seed_has_no_interval_and_few_have_narrow_ones():
     assert "[" not in " ".join(map(" ".join, cells_of(alone.summary)))
     assert "fewer than 5 seeds such intervals are too narrow" in str(make_report(evaluations(seeds=2)))
     assert "too narrow" not in str(make_report(evaluations(seeds=5)))
+    finer = make_report(evaluations(seeds=2), level=0.999)
+    assert "Intervals: 99.9%, " in str(finer)
+    assert "99.9% intervals over seeds" in finer.drawings[0].caption
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

@@ -126,7 +126,8 @@ class Comparison:
         notes = [f"No value of {name} in {statistics.named(runs)}." for name, runs in lacking.items() if runs]
         sizes = {len(own) for own in self.groups.values()} if self.group_by else {0}
         if max(sizes) > 1:
-            notes.append(f"Intervals: {self.level:.0%}, percentiles of a bootstrap over the runs of a group.")
+            level = statistics.percent(self.level)
+            notes.append(f"Intervals: {level}, percentiles of a bootstrap over the runs of a group.")
         if 1 in sizes:
             notes.append("A group of one run has no interval.")
         return tuple(notes)
@@ -187,7 +188,7 @@ class Comparison:
     @property
     def drawings(self) -> list[Drawing]:
         """The figures, one for each metric."""
-        over = f" Lines are means over runs, bands {self.level:.0%} intervals." if self.group_by else ""
+        over = f" Lines are means over runs, bands {statistics.percent(self.level)} intervals." if self.group_by else ""
         caption = f"Against the {self.clock}, aligned by interpolation; a run that stops keeps its last value.{over}"
 
         def draw(metric: str, theme: Theme) -> Figure:

@@ -20,7 +20,7 @@ from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled,
 from rl8x.output import counted
 from rl8x.output import table as in_columns
 from rl8x.studies import figures, table
-from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
+from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, percent, summarize
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
 from rl8x.tracking import TrackingError
 from rl8x.tracking.location import is_default, locate, store_of
@@ -218,7 +218,7 @@ def _drawings(evaluations: Evaluations, summary: Summary, axes: list[Axis], stud
     """Yield the figures that fit the number of test parameters."""
     rows, level = figures.chosen(summary, MAX_LINES), summary.level
     groups = [evaluations.groups[row] for row in rows]
-    over = f"{level:.0%} intervals over seeds.{_some(len(rows), evaluations)}"
+    over = f"{percent(level)} intervals over seeds.{_some(len(rows), evaluations)}"
     caption = f"Lines are estimates, bars {over}"
     yield Drawing("intervals", "Statistics with their intervals", caption, partial(figures.intervals, summary, rows))
     if len(axes) >= 2:

@@ -244,13 +244,19 @@ def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[s
     in_cells = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
     drawn, notes = in_cells if over == "cells" else "whole policies", []
     if numbers[-1] > 1:
-        notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
+        shown = percent(level)
+        notes.append(f"Intervals: {shown}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
     if 1 < numbers[-1] < 5:
         notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")
     if numbers[0] == 1:
         alone = named([group.label for group in groups if len(group.seeds) == 1])
         notes.append(f"One seed has no interval, and says nothing of other seeds: {alone}.")
     return notes
+
+
+def percent(level: float) -> str:
+    """Return a level as a text with all its digits: 95%, 99.9%."""
+    return f"{100 * level:g}%"
 
 
 def named(names: Sequence[str]) -> str:
