@@ -114,9 +114,10 @@ def counted(number: int, one: str, several: str | None = None) -> str:
 
 def short(count: float) -> str:
     """Write a count in three digits: 3.21M, 412k, 83."""
+    rounded = float(f"{count:.3g}")  # maybe up to the next unit
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            number = count / size
+        if rounded >= size:
+            number = rounded / size
             digits = 2 if number < 10 else 1 if number < 100 else 0
             return f"{number:.{digits}f}{unit}"
     return f"{count:.0f}"

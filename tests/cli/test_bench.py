@@ -171,7 +171,11 @@ def test_a_mode_that_takes_twice_the_memory_of_eager_is_named_above_the_verdict(
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(0.4, "0"), (83.4, "83"), (4700, "4.70k"), (412_345, "412k"), (3.214e6, "3.21M"), (2e9, "2.00G")]
+    ("rate", "text"),
+    [
+        *[(0.4, "0"), (83.45, "83"), (4700, "4.70k"), (412_345, "412k"), (3.214e6, "3.21M"), (2e9, "2.00G")],
+        *[(999.7, "1.00k"), (9_996, "10.0k"), (99_970, "100k"), (999_600, "1.00M"), (999.9e6, "1.00G")],
+    ],
 )
 def test_rates_in_three_digits(rate, text):
     assert output.short(rate) == text
