@@ -112,6 +112,11 @@ def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
+def percent(share: float) -> str:
+    """Write a share in percent with all its digits: 95%, 99.9%."""
+    return f"{100 * share:g}%"
+
+
 def short(count: float) -> str:
     """Write a count in three digits: 3.21M, 412k, 83."""
     rounded = float(f"{count:.3g}")  # maybe up to the next unit

@@ -20,7 +20,7 @@ from rl8x import drawing, keys
 from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
-from rl8x.output import counted, cut_middle, in_line, table, width_of
+from rl8x.output import counted, cut_middle, in_line, percent, table, width_of
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
 from rl8x.tracking.location import store_of
@@ -126,8 +126,7 @@ class Comparison:
         notes = [f"No value of {name} in {statistics.named(runs)}." for name, runs in lacking.items() if runs]
         sizes = {len(own) for own in self.groups.values()} if self.group_by else {0}
         if max(sizes) > 1:
-            level = statistics.percent(self.level)
-            notes.append(f"Intervals: {level}, percentiles of a bootstrap over the runs of a group.")
+            notes.append(f"Intervals: {percent(self.level)}, percentiles of a bootstrap over the runs of a group.")
         if 1 in sizes:
             notes.append("A group of one run has no interval.")
         return tuple(notes)
@@ -188,7 +187,7 @@ class Comparison:
     @property
     def drawings(self) -> list[Drawing]:
         """The figures, one for each metric."""
-        over = f" Lines are means over runs, bands {statistics.percent(self.level)} intervals." if self.group_by else ""
+        over = f" Lines are means over runs, bands {percent(self.level)} intervals." if self.group_by else ""
         caption = f"Against the {self.clock}, aligned by interpolation; a run that stops keeps its last value.{over}"
 
         def draw(metric: str, theme: Theme) -> Figure:

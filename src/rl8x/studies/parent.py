@@ -96,8 +96,7 @@ class ParentRun:
     def log_results(self, frame: pd.DataFrame, curves: Iterable[tuple[str, Sequence[Sequence[float]]]]) -> None:
         """Log the results: curves averaged by group, metrics, the best training, and the study's files."""
         final, metrics = frame[frame[table.FINAL]], dict[str, float]()
-        found = _results(final)
-        if found is not None:
+        if (found := _results(final)) is not None:
             name, mean, metrics = found
             self.tracker.log_metrics(metrics, int(final[table.clock_of(final)].max()))
             self.tracker.set_tags({"study.best": name, "rl8x.result": f"{mean:.4g}, mean return of {name}"})

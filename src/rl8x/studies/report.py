@@ -17,10 +17,10 @@ from typing import Any, Final
 import pandas
 
 from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
-from rl8x.output import counted
+from rl8x.output import counted, percent
 from rl8x.output import table as in_columns
 from rl8x.studies import figures, table
-from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, percent, summarize
+from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
 from rl8x.tracking import TrackingError
 from rl8x.tracking.location import is_default, locate, store_of

@@ -18,6 +18,7 @@ import pandas
 from numpy.typing import ArrayLike, NDArray
 
 from rl8x.drawing import Array, Curve
+from rl8x.output import percent
 from rl8x.studies.table import Evaluations, Group
 
 Over = Literal["policies", "cells"]
@@ -185,7 +186,7 @@ def summarize(
             value, low, high = map(float, estimates.get(name, NOTHING))
             row |= {name: value, f"{name}_low": low, f"{name}_high": high}
         rows.append(row)
-    notes = [*evaluations.notes, *_on_intervals(groups, over, level), evaluations.counts]
+    notes = [*evaluations.notes, *_on_intervals(groups, over, percent(level)), evaluations.counts]
     return Summary(pandas.DataFrame(rows), base.label if len(groups) > 1 else "", over, level, tuple(notes))
 
 
@@ -238,25 +239,19 @@ def _improvement(scores: Array, base: Array, over: Over, how: dict[str, Any]) ->
     return bootstrap(average, *(np.arange(count)[:, None] for count in pairs.shape), **how)
 
 
-def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[str]:
+def _on_intervals(groups: tuple[Group, ...], over: Over, level: str) -> list[str]:
     numbers = sorted({len(group.seeds) for group in groups})
     seeds = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     in_cells = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
     drawn, notes = in_cells if over == "cells" else "whole policies", []
     if numbers[-1] > 1:
-        shown = percent(level)
-        notes.append(f"Intervals: {shown}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
+        notes.append(f"Intervals: {level}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
     if 1 < numbers[-1] < 5:
         notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")
     if numbers[0] == 1:
         alone = named([group.label for group in groups if len(group.seeds) == 1])
         notes.append(f"One seed has no interval, and says nothing of other seeds: {alone}.")
     return notes
-
-
-def percent(level: float) -> str:
-    """Return a level as a text with all its digits: 95%, 99.9%."""
-    return f"{100 * level:g}%"
 
 
 def named(names: Sequence[str]) -> str:

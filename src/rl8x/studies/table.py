@@ -61,8 +61,7 @@ def policies(frame: pandas.DataFrame) -> pandas.DataFrame:
     parts = {"mean": frame, "min": frame, "inside": frame[frame[INSIDE]], "outside": frame[~frame[INSIDE]]}
     grouped = {name: rows.groupby(by, sort=False, dropna=False)[RETURNS] for name, rows in parts.items()}
     found = {name: rows.agg("min" if name == "min" else "mean", skipna=False) for name, rows in grouped.items()}
-    found["gap"] = found["inside"] - found["outside"]
-    return pandas.concat(found, axis=1).reset_index()
+    return pandas.concat(found, axis=1).assign(gap=lambda own: own["inside"] - own["outside"]).reset_index()
 
 
 def as_plain(frame: pandas.DataFrame) -> dict[str, list[Any]]:
