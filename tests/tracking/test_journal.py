@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 import zlib
 from pathlib import Path
 
@@ -45,6 +46,42 @@ def arrive(journal, number=None):
     """Acknowledge the first lines that are to be sent, or all of them."""
     for _, offset, line in journal.read()[:number]:
         journal.acknowledge(offset, line)
+
+
+def test_what_has_arrived_is_known_though_another_thread_closes_the_journal_meanwhile(tmp_path, monkeypatch):
+    journal, read = Journal.create(tmp_path, header()), Journal._read_ack
+    closes = threading.Thread(target=journal.close)
+
+    def slowly(journal):
+        if threading.current_thread() is not closes:
+            closes.start()
+            closes.join(0.5)
+        return read(journal)
+
+    monkeypatch.setattr(Journal, "_read_ack", slowly)
+    assert journal.ack == Ack()
+    closes.join()
+    assert journal.unsent() == Unsent(num_others=1)
+
+
+def test_an_end_that_arrives_while_it_is_recorded_that_the_store_is_away_is_no_longer_to_come(tmp_path, monkeypatch):
+    journal, acknowledge = BothSides(tmp_path, header()), SendingJournal.acknowledge
+    changes = {"finished": True, "ending": None, "outage": ""}
+    arrives = threading.Thread(target=acknowledge, args=(journal, None, 1), kwargs=changes)
+
+    def slowly(journal, *at, **changes):
+        if changes.get("ending") is not None:
+            arrives.start()
+            arrives.join(0.5)
+        acknowledge(journal, *at, **changes)
+
+    monkeypatch.setattr(SendingJournal, "acknowledge", slowly)
+    journal.acknowledge(outage="no answer")
+    journal.lines.append((1, encode({**FINISH, "lost_rows": 0})))
+    journal.note_ending()
+    arrives.join()
+    assert (journal.ack.finished, journal.ack.ending) == (True, None)
+    journal.close()
 
 
 def test_what_is_appended_is_read_from_where_it_has_not_arrived(tmp_path):

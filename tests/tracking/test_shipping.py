@@ -17,7 +17,7 @@ from tests.forks import ForkedPython
 
 from rl8x.tracking import MLflowTracker, shipper, shipping, sync
 from rl8x.tracking.appending import Journal
-from rl8x.tracking.journal import Unsent, read_ack
+from rl8x.tracking.journal import SendingJournal, Unsent, read_ack
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import StoreRefusedError
 from rl8x.tracking.shipping import OpenRun
@@ -56,9 +56,13 @@ def make(tmp_path, store, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     made = []
 
-    def make(*ops, arrives=False, **options):
+    def make(*ops, arrives=False, key=None, ack=None, **options):
         options = {"interval_s": 0.01, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0, **options}
-        journal = Journal.create(tmp_path / "spool", header(f"abc{len(made)}", owns=True))
+        journal = Journal.create(tmp_path / "spool", header(key or f"abc{len(made)}", owns=True))
+        if ack is not None:  # of a shipper before
+            sending = SendingJournal.open(journal.folder)
+            sending.acknowledge(**ack)
+            sending.close()
         made.append(run := OpenRun(journal, Location("the store"), **options))
         for op in ops:
             run.append(op)
@@ -92,7 +96,8 @@ def test_rows_that_come_without_a_pause_are_sent_once_an_interval(make, store):
         step += 1
         run.append(row(step))
         time.sleep(0.001)
-    assert store.calls.count("log_points") - sent <= 2.0 / 0.5 + 1
+    num_calls = store.calls.count("log_points") - sent
+    assert num_calls <= (time.monotonic() - begin) / 0.5 + 1
     assert drain(run)
     assert len(values(store.run, "a")) == step + 1
 
@@ -103,6 +108,7 @@ def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
         store.down, tried = True, store.calls.count("log_points")
         run.append(row(2 * outage + 1))
         wait_for(lambda tried=tried: store.calls.count("log_points") >= tried + 3)
+        wait_for(lambda outage=outage: len(messages(caplog, logging.WARNING)) == outage + 1)
         run.append(row(2 * outage + 2))
         store.down = False
         assert drain(run)
@@ -122,6 +128,10 @@ def test_an_outage_that_several_threads_hear_of_at_once_is_told_once(make, monke
         assert [*threads.map(lambda _: run._report(), range(2))] == [None, None]
     assert len(told) == 1
     monkeypatch.setattr(shipping, "SILENT_S", 10**6)
+    wait_for(lambda: not run.outage)
+    monkeypatch.setattr(shipping, "_started", mock.Mock(side_effect=OSError("no memory")))
+    make()  # by this thread, and by the one that looks after all runs
+    assert len(told) == 2
 
 
 def test_a_run_that_was_collected_is_told_once_though_python_ends_meanwhile(make, store, caplog, monkeypatch):
@@ -144,14 +154,14 @@ def test_a_store_that_is_away_or_hangs_holds_nobody_up_and_gets_the_rest_later(i
     store.down, store.hang = is_down, None if is_down else threading.Event()
     run = make(finish_timeout_s=0.2)
     with mock.patch.object(shipping, "FIRST_CONTACT_S", 0.0):
-        assert store.entered.wait(5)
+        wait_for(lambda: run.journal.ack.outage if is_down else store.entered.is_set())
         for step in range(500):
             run.append(row(step))
         assert not drain(run, 0.1)
         begin = time.monotonic()
         run.end("FINISHED", 2)
         run.finish()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 15  # the store hangs for longer
     assert (store.runs, run.outage, run.journal.unsent().num_rows) == ({}, why, 500)
     assert f"not all of the run has reached the store ({why}); it is in" in messages(caplog, logging.WARNING)[-1]
     if store.hang is not None:
@@ -161,16 +171,19 @@ def test_a_store_that_is_away_or_hangs_holds_nobody_up_and_gets_the_rest_later(i
     assert (len(values(store.run, "a")), store.run["status"]) == (500, "FINISHED")
 
 
-def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(make, store, monkeypatch):
-    begun, has_arrived = threading.Event(), OpenRun.has_arrived
+@pytest.mark.parametrize("said", [None, {"tried": True}, {"tried": True, "outage": "no answer"}])
+def test_a_store_that_answers_late_for_the_first_time_gets_the_rest_too(said, make, store, monkeypatch, caplog):
+    """Whatever a process before has said of it, as long as the one of this run has not begun."""
+    begun, has_arrived, send = threading.Event(), OpenRun.has_arrived, shipper.Tail.run
     monkeypatch.setattr(OpenRun, "has_arrived", property(lambda run: (begun.set(), has_arrived.fget(run))[1]))
     # The run is made once its end is waited for, and its row takes longer than that is waited for.
-    waits = {"create_run": lambda: begun.wait(60), "log_points": lambda: time.sleep(0.5)}
-    store.fails = lambda call, _: waits.get(call, lambda: None)() and None
-    run = make(row(0), finish_timeout_s=0.1)
+    monkeypatch.setattr(shipper.Tail, "run", lambda tail: (begun.wait(60), send(tail))[1])
+    store.fails = lambda call, _: time.sleep(0.5) if call == "log_points" else None
+    run = make(row(0), ack=said, finish_timeout_s=0.1)
     run.end("FINISHED", 2)
     run.finish()
     assert (values(store.run, "a"), run.journal.unsent()) == ([(0, 0.0)], Unsent())
+    assert messages(caplog, logging.WARNING) == []
 
 
 def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_once(make, store, caplog):
@@ -201,6 +214,60 @@ def test_what_a_full_disk_refuses_goes_past_it(make, store):
     assert (len(values(store.run, "a")), store.run["status"], run.journal.unsent().lost_words) == (3, "FAILED", "")
 
 
+def test_what_two_threads_send_past_a_full_disk_comes_in_its_order(make, store):
+    run, others = make(arrives=True), []
+    run.journal._write = lambda line: False
+    send_message = run._send_message
+
+    def slowly(do, **about):
+        if do == "lines" and not others:
+            run.append(row(1))
+            others.append(threading.Thread(target=run._send_lines))
+            others[0].start()
+            others[0].join(0.5)
+        send_message(do, **about)
+
+    run._send_message = slowly
+    run.append(row(0))
+    run._send_lines()
+    others[0].join()
+    assert drain(run)
+    assert values(store.run, "a") == [(0, 0.0), (1, 1.0)]
+
+
+def test_a_run_that_begins_again_under_its_key_before_its_end_is_heard_of_is_sent(make, store, monkeypatch):
+    again, attempt = threading.Event(), shipper.Tail._try
+    make(arrives=True)  # whose process is that of the next ones too
+    monkeypatch.setattr(shipper.Tail, "_try", lambda tail: (tail.closed and again.wait(60), attempt(tail))[1])
+    for step in range(2):
+        run = make(row(step), key="mine", fresh=step == 0)
+        again.set()
+        run.end("FINISHED", 2)
+        run.finish()
+        assert run.journal.unsent() == Unsent()
+        again.clear()
+    (run_id,) = store.find_runs("mine")
+    assert values(store.runs[run_id], "a") == [(0, 0.0), (1, 1.0)]
+    again.set()
+
+
+def test_rows_that_come_just_before_a_run_is_closed_are_sent(make, store, monkeypatch):
+    """They come while all before them is found to be sent, as those of a training may that waits no longer."""
+    coming, run = [], make(row(0), arrives=True)
+
+    def closed(tail):
+        if not coming:
+            return vars(tail)["closed"]
+        run.journal.append(coming.pop())
+        vars(tail)["closed"] = True
+        return False
+
+    writable = property(closed, lambda tail, value: vars(tail).update(closed=value))
+    monkeypatch.setattr(shipper.Tail, "closed", writable, raising=False)
+    coming.append(row(1))
+    wait_for(lambda: values(store.run, "a") == [(0, 0.0), (1, 1.0)])
+
+
 def test_what_neither_takes_is_lost_and_told_and_the_end_is_known(make, store, caplog):
     run = make(row(0), arrives=True)
     store.down = True
@@ -222,7 +289,7 @@ def test_two_runs_are_sent_at_once_where_one_store_hangs(make, store, monkeypatc
     stores = iter([slow, store])
     monkeypatch.setattr(shipper, "MLflowStore", lambda location, **options: next(stores))
     first = make()
-    assert slow.entered.wait(5)
+    assert slow.entered.wait(60)
     make(row(1), arrives=True)
     slow.hang.set()
     assert drain(first)
@@ -404,11 +471,43 @@ def test_of_a_run_that_is_killed_the_shipper_sends_the_rest_and_ends(mlruns):
     process.wait()
     process.stdout.close()
     wait_for(lambda: not alive(pid))
-    assert not [fd for fd in Path(f"/proc/{forked}/fd").iterdir() if str(mlruns) in os.readlink(fd)]
+    # Also where the child has not come so far yet as to close them.
+    wait_for(lambda: not [fd for fd in os.scandir(f"/proc/{forked}/fd") if str(mlruns) in os.path.realpath(fd)])
     os.kill(forked, signal.SIGKILL)
     assert mlflow().get_run(run_id).info.status == "KILLED"
     assert history(run_id, "a")[0] == (1, 1.0)
     assert str(sync()) == "nothing to send"
+
+
+LATE = """
+import os, signal, time
+from rl8x.tracking import MLflowTracker, shipper, shipping
+main, parent = shipper.main, os.getpid()
+
+def main_later(*given):
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    main(*given)
+
+shipper.main = main_later
+tracker = MLflowTracker(interval_s=0.05)
+tracker.start(params={}, tags={})
+tracker.log_metrics({"a": 1.0}, 1)
+print(shipping._shared.popen.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@in_forked_process
+def test_of_a_run_that_is_killed_while_the_shipper_still_starts_it_sends_all(mlruns):
+    process = ForkedPython([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True)
+    pid = process.communicate()[0]
+    wait_for(lambda: not alive(int(pid)))
+    client = mlflow()
+    (run,) = client.search_runs([client.get_experiment_by_name("rl8x").experiment_id])
+    assert run.info.status == "KILLED"
+    assert history(run.info.run_id, "a") == [(1, 1.0)]
+    assert list((mlruns / "spool").iterdir()) == []
 
 
 @pytest.mark.store_process

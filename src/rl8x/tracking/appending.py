@@ -142,12 +142,13 @@ class Journal:
     @property
     def ack(self) -> Ack:
         """The part of the journal that has arrived in the store."""
-        if self._unsent is None:
-            self._ack = self._read_ack()
-            # The offset counts in an older, longer file, before compacting or a power cut: everything is sent again.
-            if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
-                self._ack = replace(self._ack, offset=0, finished=False)
-        return self._ack
+        with self._guard:  # another thread may close the file
+            if self._unsent is None:
+                self._ack = self._read_ack()
+                # The offset counts in an older, longer file, before compacting or a power cut: all is sent again.
+                if self._ack.offset > self._end or self._ack.generation != self.header.get("generation", 0):
+                    self._ack = replace(self._ack, offset=0, finished=False)
+            return self._ack
 
     def append(self, op: Mapping[str, object]) -> None:
         """Append an op. A full or read-only disk never raises: lines wait in memory, up to a limit, until it works."""

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import replace_synced, sync_folder
+from rl8x.disk import is_at, replace_synced, sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
 from rl8x.tracking.protocol import TrackingError, readable
@@ -392,7 +392,7 @@ class SendingJournal:
         self.folder = folder
         self.header = read_header(folder)
         self._lock = lock
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self.ack, self._number = parse_ack(os.pread(lock.fd, 2 * _SLOT, 0))
         self.lines: deque[tuple[int, bytes]] = deque()  # lines that the disk refused
         self._fds = [open_regular(folder / JOURNAL), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
@@ -474,6 +474,18 @@ class SendingJournal:
     def note_rejected(self) -> None:
         """Record the number of entries that are set aside."""
         self.acknowledge(rejected=len(self.rejected), rejected_lost=list(self.rejected.lost))
+
+    def note_ending(self) -> None:
+        """Record the end of the run during an outage if it waits among the lines that the disk refused."""
+        with self._guard:
+            op = decode(self.lines[-1][1]) if self.lines else {}
+            if op.get("op") == "finish" and self.ack.outage:
+                lost = op.get("lost_rows", 0) + sum(line.startswith(ROW) for _, line in self.lines)
+                self.acknowledge(ending={**op, "lost_rows": lost})
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder is the journal's, which may have been moved; False if another took its place."""
+        return is_at(self._fds[1], folder)
 
     def close(self) -> None:
         """Close the files and release the sender's lock."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import shutil
 import sys
 import threading
@@ -28,13 +29,11 @@ from rl8x.tracking.journal import (
     JOURNAL,
     REJECTED,
     REMOVED,
-    ROW,
     JournalInUseError,
     SendingJournal,
     check_is_no_copy,
     check_plain,
     conclude,
-    decode,
     is_sent,
     read_header,
     remove,
@@ -98,7 +97,8 @@ class Shipper:
         """Send a heartbeat each second, and exit when the training process is gone and all is sent."""
         while True:
             orphaned = os.getppid() != self._parent
-            if not self.beat_once(orphaned=orphaned) and orphaned:
+            # With a message or the end of the input to come, `main` ends the process once it is read.
+            if not self.beat_once(orphaned=orphaned) and orphaned and not select.select([0], [], [], 0)[0]:
                 os._exit(0)  # at once, without waiting for MLflow's own threads
             time.sleep(0.05 if orphaned else 1.0)
 
@@ -144,6 +144,8 @@ class Tail(threading.Thread):
             with contextlib.suppress(Exception):  # the process may be gone
                 sampler = SystemSampler(message["pid"], message["sample"])
         with self._guard:
+            if self._journal is not None and not self._journal.is_in(Path(message["folder"])):
+                return False  # the journal was sent and removed, and this is a new one under its name
             if not self._is_over:
                 self._message, self._sampler, self.closed = message, sampler, False
         self.wake.set()
@@ -161,11 +163,8 @@ class Tail(threading.Thread):
 
     def _record_ending(self) -> None:
         with self._guard:
-            lines, journal = list(self._lines), self._journal
-            op = decode(lines[-1][1]) if lines else {}
-            if op.get("op") == "finish" and journal is not None and journal.ack.outage:
-                lost = op.get("lost_rows", 0) + sum(line.startswith(ROW) for _, line in lines)
-                journal.acknowledge(ending={**op, "lost_rows": lost})
+            if self._journal is not None:
+                self._journal.note_ending()
 
     def beat(self) -> None:
         """Write a heartbeat, and sample the machine if a sample is due."""
@@ -220,9 +219,10 @@ class Tail(threading.Thread):
         if self._failures or not journal.ack.tried or journal.ack.outage:
             self._failures = 0
             journal.acknowledge(outage="", tried=True)
-        if journal.is_behind or (self.closed and journal.pending):
+        closed = self.closed  # read once, before what is pending: lines may come with the message that closes
+        if journal.is_behind or (closed and journal.pending):
             return 0.0
-        if self.closed:
+        if closed:
             self._conclude(journal)
             return -1.0
         return max(0.02, float(self._message["interval_s"]))

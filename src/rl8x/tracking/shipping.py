@@ -24,7 +24,7 @@ from typing import IO, Final, cast
 
 from rl8x.processes import python_process
 from rl8x.tracking.appending import MAX_MEMORY_LINES, Journal
-from rl8x.tracking.journal import REJECTED, name_of, read_rejected
+from rl8x.tracking.journal import REJECTED, Ack, name_of, read_rejected
 from rl8x.tracking.location import Location, is_default
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import Whereabouts
@@ -77,11 +77,13 @@ class OpenRun:
         self._shipper: _ShipperProcess | None = None
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
         self._named: set[str] = set()
-        self._num_rejected = journal.ack.rejected
+        self._ack_before = journal.ack
+        self._num_rejected = self._ack_before.rejected
         for other in list(_open):
             other.last_call.note_error()  # before another error replaces the one that ended that run
-        _open.add(self)
-        self._connect()
+        with self._appending:  # otherwise the watcher, which runs for other runs, would connect it too
+            _open.add(self)
+            self._connect()
         _start_watcher()
 
     def append(self, op: Mapping[str, object]) -> None:
@@ -131,10 +133,11 @@ class OpenRun:
 
     def _send_lines(self) -> None:
         """Send lines that the disk refuses to the shipper; they reach the disk or MLflow, whichever is first."""
-        lines = self.journal.waiting(self._sent_number)
-        if lines and self._shipper is not None:
-            self._sent_number = lines[-1][0]
-            self._send_message("lines", lines=[(number, line.decode()) for number, line in lines])
+        with self._appending:  # the shipper drops lines that come after later ones
+            lines = self.journal.waiting(self._sent_number)
+            if lines and self._shipper is not None:
+                self._sent_number = lines[-1][0]
+                self._send_message("lines", lines=[(number, line.decode()) for number, line in lines])
 
     def check(self) -> None:
         """Do the checks that are due once a second."""
@@ -173,10 +176,16 @@ class OpenRun:
                 if self._silent_s >= KILL_S:
                     shipper.popen.kill()
 
+    @property
+    def _ack(self) -> Ack:
+        """The acknowledgement, without what an earlier process's shipper said of the store, until ours writes one."""
+        ack = self.journal.ack
+        return dataclasses.replace(ack, outage="", tried=False) if ack == self._ack_before else ack
+
     def _report(self) -> None:
         """Read the acknowledgement; log the beginning and end of an outage, and rejected entries."""
         with self._appending:  # otherwise a waiting thread and the watcher would both log
-            ack = self.journal.ack
+            ack = self._ack
             reason = ack.outage
             if self._shipper is None:  # it could not be started, as `_connect` has noted
                 reason = self.outage
@@ -225,7 +234,7 @@ class OpenRun:
         request, whichever is last. A store that has not been tried at the call gets `first_contact_s` more.
         """
         begin = time.monotonic() if begin is None else begin
-        bound = timeout_s if self.journal.ack.tried else timeout_s + first_contact_s
+        bound = timeout_s if self._ack.tried else timeout_s + first_contact_s
         pause_s, hurried = 0.002, 0.0
         while not done():
             now = time.monotonic()
@@ -335,8 +344,9 @@ class _ShipperProcess:
 
     def end(self) -> None:
         """Let the process end once it has sent all its journals."""
-        self.pump()
-        self._stdin.close()
+        with self._guard:  # otherwise a thread that still pumps might write to a file opened meanwhile
+            self.pump()
+            self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.0)
 
