@@ -16,12 +16,14 @@ def begin(driver, stop):
 
 
 def work(job):
-    """Leave a mark; the job that is told to kills its process at its first times."""
+    """Leave a mark; the job that is told to kills its process at its first times, another waits for its mark."""
     marks = Path(job["folder"])
     times = len(list(marks.glob(f"{job['key']}-*")))
     (marks / f"{job['key']}-{times}").touch()
     if times < job["dies"]:
         os.kill(os.getpid(), signal.SIGKILL)
+    while not (marks / job.get("after", "")).exists():
+        time.sleep(0.01)
     time.sleep(job.get("takes_s", 0))
     return {"key": job["key"], "result": os.getpid()}
 

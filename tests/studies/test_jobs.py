@@ -7,14 +7,16 @@ import importlib.util
 import multiprocessing
 import os
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from tests.studies.lossy import begin, save, work
 
 from rl8x.studies import Study, jobs, table
-from rl8x.studies.jobs import check_backend, do_jobs, threads_of
+from rl8x.studies.jobs import StudyProgress, check_backend, do_jobs, threads_of
 
 HERE = {"num_jobs": 2, "backend": "processes", "address": None}
 
@@ -51,7 +53,7 @@ def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
     """It takes the other's worker with it each time, before that is through."""
     said = []
     fatal, other = jobs_of(tmp_path, 9, 0)
-    first, second = do_jobs([fatal, {**other, "takes_s": 0.5}], work, say=said.append, **HERE)
+    first, second = do_jobs([fatal, {**other, "after": "job0-2"}], work, say=said.append, **HERE)
     assert first["key"] == "job0"
     assert "3 times in a row: is there enough memory?" in first["error"]
     assert second["key"] == "job1"
@@ -122,6 +124,26 @@ def test_back_ends_that_are_not_there_are_refused(monkeypatch):
         says = rf"needs {package}, which is not installed: pip install 'rl8x\[{backend}\]'"
         with pytest.raises(ValueError, match=says):
             check_backend(backend, None)
+
+
+def test_the_beginning_of_a_training_is_told_before_its_end(tmp_path, monkeypatch):
+    """Also where the thread that looks for the beginning comes to print it only when the end is known."""
+    said, training = [], SimpleNamespace(key="a", label="a")
+    with contextlib.closing(StudyProgress("lines", tmp_path)) as progress:
+        begins = threading.Thread(target=progress._note, args=(training,))
+        ends = threading.Thread(target=progress.end, args=(training, {"error": "none"}))
+
+        def say(message):
+            if threading.current_thread() is begins:
+                ends.start()
+                ends.join(0.5)
+            said.append(message)
+
+        monkeypatch.setattr(progress, "say", say)
+        begins.start()
+        begins.join()
+        ends.join()
+    assert said == ["a: begins", "a: failed: none (1/0)"]
 
 
 def test_processors_are_shared():

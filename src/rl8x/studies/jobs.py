@@ -252,11 +252,11 @@ class StudyProgress:
 
     def _note(self, training: Training) -> None:
         """Print, once, that a training has begun."""
-        with self._guard:
+        with self._guard:  # also while it prints, so that the end is not told first
             if training.key in self._begun:
                 return
             self._begun[training.key] = max(self._locked_since(training), self._round_began)
-        self.say(f"{training.label}: begins")
+            self.say(f"{training.label}: begins")
 
     def end(self, training: Training, done: Mapping[str, Any]) -> None:
         """Print the result of a training, or its error."""
