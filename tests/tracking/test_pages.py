@@ -256,15 +256,19 @@ def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):
     tracker = RunSpec.from_plain({"env": "CartPole", "system_metrics": True}).trainer.make_tracker()
     tracker.interval_s = 0.01
 
-    def lasts(trainer, stats):
-        while tracker.run_id is None:
-            time.sleep(0.01)
-        time.sleep(0.1)
+    def samples():
+        return mlflow_client.get_metric_history(tracker.run_id, "system/process_memory_megabytes")
 
-    run_id = run(tracker, callbacks=[lasts])
-    history = mlflow_client.get_metric_history(run_id, "system/process_memory_megabytes")
-    assert history
-    assert all(0 <= point.step < 60 and 1 < point.value < 1e5 for point in history)
+    def lasts(trainer, stats):
+        deadline = time.monotonic() + 60
+        while (tracker.run_id is None or not samples()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    begin = mlflow_client.get_run(run(tracker, callbacks=[lasts])).info.start_time
+    assert samples()
+    for point in samples():
+        assert point.step == (point.timestamp - begin) // 1000
+        assert 1 < point.value < 1e5
     plain = mlflow_client.get_run(run(MLflowTracker())).data.metrics
     assert not [name for name in plain if name.startswith("system/")]
 

@@ -176,7 +176,7 @@ if sys.argv[2:]:  # as MLflow's command, which starts the server and does not en
     sys.exit(subprocess.Popen([sys.executable, sys.argv[0], sys.argv[1]]).wait())
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
-    time.sleep(60)
+    time.sleep(600)
 """
 DRIVER = """
 import sys
@@ -204,7 +204,7 @@ def test_however_it_is_ended_nothing_is_left_on_the_port(tmp_path, sent):
         family = psutil.Process(driver.pid).children(recursive=True)
         assert len(family) == 3  # what watches over the others, MLflow's command, and the server
         driver.send_signal(getattr(signal, sent))
-        assert driver.wait(30) == (-signal.SIGKILL if sent == "SIGKILL" else 0)
+        assert driver.wait(120) == (-signal.SIGKILL if sent == "SIGKILL" else 0)
         assert driver.stderr.read() == ""  # at the end of which all have closed it
     if sent == "SIGKILL":
         psutil.wait_procs(family, timeout=60)
