@@ -425,6 +425,28 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000007-step-7"]
 
 
+def test_the_best_of_a_run_that_saves_another_meanwhile_is_found(tmp_path, monkeypatch):
+    manager, looks, describes = opened(tmp_path, keep=1), [], files.describe
+
+    def save(steps):
+        counters = {"algorithm/steps": steps, "env/steps": 4 * steps}
+        manager.best = {"metric": "m", "mode": "max", "value": float(steps), "steps": steps}
+        manager.save(steps, metadata(counters=counters, is_best=True), {"best": manager.best})
+        return manager.wait()
+
+    def slowly(path):
+        looks.append(path)
+        if len(looks) == 2:  # after it has read the newest, and listed all
+            save(2)
+            assert not path.exists()
+        return describes(path)
+
+    save(1)
+    monkeypatch.setattr(files, "describe", slowly)
+    assert find(tmp_path, best=True).path.name == "000002-step-2"
+    manager.end()
+
+
 def test_a_state_is_copied_when_save_returns(tmp_path, monkeypatch):
     go, write = threading.Event(), files.write
 

@@ -301,8 +301,17 @@ def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Check
 
 
 def _best(folder: Path) -> Checkpoint:
-    """Read the best checkpoint of a run's folder."""
+    """Read the best checkpoint of a run's folder; look again if the run, which may go on, has changed what is there."""
     paths = files.listed(folder)
+    try:
+        return _best_of(paths, folder)
+    except CheckpointError:
+        if files.listed(folder) == paths:
+            raise
+        return _best(folder)
+
+
+def _best_of(paths: list[Path], folder: Path) -> Checkpoint:
     described = {path: files.describe(path) for path in paths}
     best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
     # After a resume from an older checkpoint, later best checkpoints no longer belong to the run.
