@@ -188,7 +188,7 @@ def test_the_page_ends_with_its_command_and_leaves_the_port(run_folder):
                     answers = True
             family = psutil.Process(page.pid).children(recursive=True)
             page.send_signal(signal.SIGTERM)
-            assert page.wait(30) == 0
+            assert page.wait(120) == 0
         finally:
             page.kill()  # which is waited for, also where it did not end by itself
     assert len(family) == 3

@@ -234,7 +234,7 @@ def test_a_moved_run_goes_on_where_it_is_by_its_last_lines(moved, mlruns, tmp_pa
 def test_a_power_cut_loses_and_doubles_no_row_wherever_the_run_is_resumed_from(
     ack, mlruns, client, tmp_path, monkeypatch
 ):
-    assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
+    assert trains("dies_when_all_is_in_the_store").wait(240) == -signal.SIGKILL
     (journal,) = (mlruns / "spool").iterdir()
     folder = mlruns / "checkpoints" / journal.name
     assert (folder / read(listed(folder)[-1]).metadata["run"]["journal"]).samefile(journal)

@@ -43,7 +43,7 @@ class FakeStore:
         self.calls.append(name)
         self.entered.set()
         if self.hang is not None:
-            self.hang.wait(20)
+            self.hang.wait(60)
         error = StoreDownError("no answer") if self.down else None
         if error is None and name in CONTENT:
             error = self.fails(name, args[CONTENT[name]])

@@ -161,7 +161,7 @@ def test_a_store_that_is_away_or_hangs_holds_nobody_up_and_gets_the_rest_later(i
         begin = time.monotonic()
         run.end("FINISHED", 2)
         run.finish()
-        assert time.monotonic() - begin < 15  # the store hangs for longer
+        assert time.monotonic() - begin < 45  # the store hangs for longer
     assert (store.runs, run.outage, run.journal.unsent().num_rows) == ({}, why, 500)
     assert f"not all of the run has reached the store ({why}); it is in" in messages(caplog, logging.WARNING)[-1]
     if store.hang is not None:
@@ -353,7 +353,7 @@ def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with
     assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1"})
     about = {"team": "a", "given": "later", "mlflow.source.name": sys.argv[0], "mlflow.user": "someone"}
     assert about.items() <= run.data.tags.items()
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     assert tracker.run_id.encode() in (mlruns / "mlflow.db").read_bytes()  # which is complete without its log
 
 
@@ -371,7 +371,7 @@ def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlru
     tracker.finish("FINISHED")
     assert (again.pid == process.pid, again.poll()) == (False, None)
     other.finish("FINISHED")
-    assert again.wait(20) == 0
+    assert again.wait(120) == 0
     assert tracker.run_id != other.run_id
     for each in (tracker, other):
         assert history(each.run_id, "a") == [(1, 1.0), (2, 2.0)]
