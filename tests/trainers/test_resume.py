@@ -458,6 +458,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
     (tmp_path / "file").touch()
     (tmp_path / "mlruns").touch()
     (tmp_path / "link").symlink_to("nowhere/runs")
+    (tmp_path / "folder").mkdir()
+    apart = MLflowTracker(tracking_uri="sqlite:///folder", spool_dir="folder")
     for options, message in (
         ({"checkpoints": "file/run"}, "file/run cannot hold checkpoints .*file is no folder.: give another folder"),
         ({"checkpoints": "link"}, "link cannot hold checkpoints .*link is no folder.: give another"),
@@ -465,6 +467,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
         ({"checkpoints": True}, "mlruns/checkpoints/.* cannot hold checkpoints"),
         ({"tracker": MLflowTracker()}, "runs cannot be kept in .*/mlruns .*mlruns is no folder.: change to a folder"),
         ({"tracker": MLflowTracker(tracking_uri="sqlite:///a.db")}, "runs cannot be kept in .*/mlruns/spool "),
+        ({"tracker": apart, "checkpoints": False}, "runs cannot be kept in .*/folder, a folder: move it"),
         ({"tracker": MLflowTracker(tracking_uri="http://127.0.0.1:9")}, "mlruns/checkpoints cannot hold checkpoints"),
     ):
         trainer = make(trainer=options)
@@ -472,7 +475,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins
             with pytest.raises(ValueError, match=message):
                 call()
         assert trainer.tracker.resume_handle is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "mlruns"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "link", "mlruns"]
 
 
 # -- random numbers, and simulators

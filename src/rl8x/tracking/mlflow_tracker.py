@@ -180,6 +180,10 @@ class MLflowTracker:
                     f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
                     "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
                 ) from None
+        if location.database is not None and location.database.is_dir():
+            raise TrackingError(
+                f"runs cannot be kept in {location.database}, a folder: move it, or choose another store"
+            )
 
     def start(
         self,
