@@ -44,9 +44,9 @@ def test_is_short_and_explains_itself(path):
         ("own_model", 2, 5, 500),
         ("recurrent", 2, 5, 500),
         ("sets", 2, 0, 4),  # the length of a way
-        ("coming_from_rl8/cartpole", 2, -2000, 0),
+        ("coming_from_rl8/cartpole", 4, -2000, 0),
         ("coming_from_rl8/pendulum", 2, -2000, 0),
-        ("coming_from_rl8/mountain_car", 2, -2000, 0),
+        ("coming_from_rl8/mountain_car", 10, -2000, 0),
     ],
 )
 def test_a_policy_is_trained_and_evaluated(name, max_steps, low, high):

@@ -164,7 +164,8 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
     kind: Any = numbers.Integral if whole else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     is_large = is_number and isinstance(value, numbers.Integral) and abs(int(value)) > MAX_WHOLE
-    if not is_number or not abs(value) <= sys.float_info.max or (whole and is_large) or value < least:
+    is_finite = is_number and (abs(int(value)) <= sys.float_info.max if is_large else math.isfinite(value))
+    if not is_finite or (whole and is_large) or value < least:
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
         needed += ", of at most 63 bits" * (whole and is_large)
         raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {shown(value)}.")

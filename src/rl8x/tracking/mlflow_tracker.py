@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import numbers
 import os
 import time
 import uuid
@@ -14,7 +16,6 @@ from typing import Any, Final
 
 from rl8x.disk import check_writable
 from rl8x.output import shown
-from rl8x.plain import checked_number, own_values
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.artifacts import check_model_names, keep, model_about
 from rl8x.tracking.journal import JOURNAL, Op
@@ -113,12 +114,12 @@ class MLflowTracker:
     def __post_init__(self) -> None:
         """Check the arguments; no run begins yet."""
         for name, (kind, legal) in _ARGUMENTS.items():
-            value = own_values(getattr(self, name))
+            value = getattr(self, name)
             if not isinstance(value, kind | None):
                 hint = ". Try str(...)" if kind is str else ""
                 raise TypeError(f"MLflowTracker: `{name}` must be {legal} or None; got {hide(shown(value))}{hint}.")
         for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
-            setattr(self, name, checked_number(getattr(self, name), name, "MLflowTracker", least=0))
+            setattr(self, name, _seconds(name, getattr(self, name)))
         self.resumed_journal: Path | None = None
         self._last: OpenRun | None = None  # the last run
         self._run: OpenRun | None = None  # the same run until it is finished
@@ -519,6 +520,14 @@ class MLflowTracker:
         """Return milliseconds since 1970, strictly increasing: MLflow merges equal values of one step and time."""
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Return an argument, which may be NumPy's number, as a Python number; `rl8x.plain` would import torch for it."""
+    with contextlib.suppress(OverflowError):
+        if isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf:
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+    raise ValueError(f"MLflowTracker: `{name}` must be a finite number, at least 0; got {shown(value)}.")
 
 
 def _text(value: object) -> str:
