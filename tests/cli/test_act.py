@@ -83,6 +83,7 @@ def test_it_plays_under_the_env_config_of_the_training_or_another(here, call):
 def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, call):
     words = ["--grid", "length=0.25,0.5,1", "--grid", "force_mag=5,20", "--output", "deep/grid.gif", "--max-steps", "6"]
     lines = call("play", here / "runs", *words).splitlines()
+    assert lines[0] == "env_config  the defaults; of each copy length, force_mag"
     assert [line.split()[1:3] for line in lines[2:8]] == [
         ["0.25", "5"], ["0.5", "5"], ["1", "5"], ["0.25", "20"], ["0.5", "20"], ["1", "20"],
     ]  # fmt: skip

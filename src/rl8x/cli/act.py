@@ -175,7 +175,9 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
     else:
         config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
     same = {name: value for name, value in config.items() if not isinstance(value, list)}
-    say(f"env_config  {_in_words(same if number > 1 else config)}{'' if words or grid else acting.source}")
+    apart = ", ".join(name for name in config if name not in same) if number > 1 else ""
+    played = f"{_in_words(same)}; of each copy {apart}" if apart else _in_words(config)
+    say(f"env_config  {played}{'' if words or grid else acting.source}")
     say(_report(config, returns, lengths, finished))
     if out is not None:
         say(f"wrote       {out}: {shown.num_frames:,} frames, {len(shown.data) / 1e6:.2g} MB")
