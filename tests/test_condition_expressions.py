@@ -61,14 +61,14 @@ texts = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(texts, st.sampled_from(NUMBERS), st.sampled_from(NUMBERS))
 def test_a_text_is_judged_as_python_would(text, a, b):
     expected = eval(text.replace("m/a", "a").replace("m/b", "b"), {"a": a, "b": b})
     assert from_spec(text)({"m/a": a, "m/b": b}) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text("ab/ 1.e-+_<>=!()'\"andort\n#,*", max_size=30))
 def test_any_text_is_a_condition_or_refused_in_one_line(text):
     try:

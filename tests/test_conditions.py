@@ -166,7 +166,7 @@ def unimproved(series, patience, rtol, atol, sign):
     return count >= patience
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(tree=trees, history=rows(), cut=st.integers(0, 25))
 def test_every_condition_equals_the_model_also_when_resumed_and_restarted(tree, history, cut):
     expected = [model(tree, history[: i + 1]) is True for i in range(len(history))]

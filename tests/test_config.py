@@ -127,7 +127,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(min_size=1, max_size=8), plain, max_size=4))
 def test_what_is_written_is_read_as_the_same(tmp_path, data):
     assert load_run_file(write(tmp_path, "run.yaml", dump_run(data))) == data
@@ -294,7 +294,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from([*KEYS, "other"]), values, max_size=5), st.booleans())
 @example({"stop_conditions": [{"confirmed": {"by": {"all": []}}}]}, True)
 @example({"stop_conditions": [{"not": {"not": None}}]}, True)
@@ -307,7 +307,7 @@ def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
         assert RunSpec.from_plain(run.to_plain()).to_plain() == run.to_plain() or "nan" in repr(run)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.one_of(
         st.binary(max_size=60),

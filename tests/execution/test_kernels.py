@@ -23,7 +23,7 @@ def random_pair(rows, terms, columns, transposed=False):
     return left.t().contiguous().t() if transposed else left, right, bias
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SIZE, SIZE, SIZE, st.sampled_from(["", "left", "right"]), st.booleans(), st.sampled_from(["", "stack", "same"]))
 def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased, stacked):
     """As decomposed of `addmm` and `mm`, or of `baddbmm` and `bmm`, whose left one may be the same for all."""

@@ -45,7 +45,7 @@ def column(numbers_: list[float], dtype=torch.float64) -> Tensor:
     return torch.tensor(numbers_, dtype=dtype).unsqueeze(1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rows=st.lists(steps, min_size=1, max_size=12), last=numbers, gamma=st.floats(0, 1), gae_lambda=st.floats(0, 1))
 def test_equals_the_definition(rows, last, gamma, gae_lambda):
     rewards, values, finals, terminated, truncated = map(list, zip(*rows, strict=True))
@@ -89,7 +89,7 @@ def returns_oracle(rewards, cuts, gamma):
     return returns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(st.tuples(numbers, st.booleans()), min_size=1, max_size=14),
     gamma=st.floats(0, 1),

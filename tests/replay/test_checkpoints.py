@@ -68,7 +68,7 @@ def segments(path):
 
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=8), st.sampled_from([1, 100]), st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_ring_goes_on_from_every_checkpoint_that_is_kept(tmp_path_factory, capacity, counts, keep, data):
     tmp_path = tmp_path_factory.mktemp("run")
     replay, manager, expected = Replay(capacity, "cpu"), opened(tmp_path, keep=keep), {}

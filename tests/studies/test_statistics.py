@@ -90,13 +90,13 @@ def test_intervals_equal_rliable_on_the_same_draws(name, rliable, monkeypatch):
     draw = lambda count, shape, replace: next(generators).integers(0, count, shape)  # noqa: E731
     monkeypatch.setattr(library.np.random, "choice", draw)
     statistic = STATISTICS[name]
-    ours = bootstrap(statistic, *arrays, over="cells", resamples=60, seed=7)
+    ours = bootstrap(statistic, *arrays, over="cells", resamples=200, seed=7)
     if name == "profile":
-        value, interval = library.create_performance_profile({"a": SCORES}, THRESHOLDS, reps=60)
+        value, interval = library.create_performance_profile({"a": SCORES}, THRESHOLDS, reps=200)
     else:
         theirs = metrics.probability_of_improvement if name == "improvement" else statistic
         given = {"a": arrays if name == "improvement" else SCORES}
-        value, interval = library.get_interval_estimates(given, lambda *each: np.array([theirs(*each)]), reps=60)
+        value, interval = library.get_interval_estimates(given, lambda *each: np.array([theirs(*each)]), reps=200)
     np.testing.assert_allclose(np.atleast_1d(ours.value), value["a"], atol=1e-6)
     np.testing.assert_allclose(np.array([ours.low, ours.high]).reshape(2, -1), interval["a"], atol=1e-6)
 

@@ -214,7 +214,7 @@ def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:
 
 _ValueT = TypeVar("_ValueT")
 
-HAS_A_RUN = (
+HAS_A_RUN: Final = (
     "this tracker has a run already: give each trainer a tracker of its own, or end the run first, by the trainer's "
     "close() or the tracker's finish()"
 )

@@ -48,7 +48,7 @@ class Counting(Probe):
 # -- the updates that are due
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     ratio=st.sampled_from([0.1, 1 / 3, 0.7, 1.0, 1 / 64]),
     n_step=st.integers(1, 5),
