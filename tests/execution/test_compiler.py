@@ -3,11 +3,13 @@ import ctypes
 import functools
 import gc
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,6 +111,30 @@ def test_a_program_that_differs_is_refused_with_one_warning_and_later_runs_know(
         assert len(told) == 1
         assert known.keys() == {key}
         monkeypatch.setattr(compiler, "verdict", lambda *_, **__: pytest.fail("verified again"))
+
+
+_ANSWERS_AT_ONCE = """import json, sys
+keys = [json.loads(sys.stdin.readline())["key"] for _ in range(2)]
+print("\\n".join(json.dumps({"key": key, "error": "not " + key}) for key in keys), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_threads_that_wait_for_programs_get_their_answers_whichever_of_them_reads_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(Compiler, "start", Compiler.start.__wrapped__)
+    monkeypatch.setattr(compiler, "_CODE", _ANSWERS_AT_ONCE)
+    shared = Compiler(Artifacts(tmp_path / "cache"))
+    programs, errors = ["first", "second"], queue.SimpleQueue()
+
+    def wait(program):
+        with pytest.raises(RuntimeError, match="not ") as refused:
+            shared.library(program)
+        errors.put(str(refused.value))
+
+    for program in programs:
+        threading.Thread(target=wait, args=(program,), daemon=True).start()
+    assert {errors.get(timeout=60) for _ in programs} == {f"not {key_of(program)}" for program in programs}
+    shared.stop()
 
 
 class _Allocated(ctypes.Structure):

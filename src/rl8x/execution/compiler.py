@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -37,6 +38,7 @@ from rl8x.processes import python_process
 _CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler import main; main()"
 # The run goes on meanwhile and has priority.
 _NICENESS: Final = 10
+_LOOK_S: Final = 0.1  # the longest wait for an answer that another thread reads
 
 
 class CompiledProgram:
@@ -113,7 +115,10 @@ class CompiledProgram:
 
 
 class Compiler:
-    """Compiles programs, several at a time, into the cache; at the first wait, calls `say` with a line."""
+    """Compiles programs, several at a time, into the cache; at the first wait, calls `say` with a line.
+
+    Several threads may use it at once.
+    """
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
@@ -123,6 +128,7 @@ class Compiler:
         self._requested: set[str] = set()
         self._failed: dict[str, str] = {}
         self._answer = b""  # the incomplete answer read so far
+        self._guard = threading.RLock()
 
     def start(self) -> None:
         """Start the process unless it runs; its imports take seconds."""
@@ -139,6 +145,8 @@ class Compiler:
             # Its own process group keeps Ctrl-C from it; its own session would make its niceness ineffective.
             process_group=0,
         )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)  # another thread may read what both wait for
         self._owner, self._answer = os.getpid(), b""
         self._requested.clear()
         atexit.register(self.stop)
@@ -155,11 +163,12 @@ class Compiler:
     def request(self, program: str) -> str:
         """Request the compilation of a program unless it is in the cache, without waiting; return its key."""
         key = key_of(program)
-        if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
-            self.start()
-            self._requested.add(key)
-            assert self._process is not None
-            print(json.dumps({"key": key, "program": program}), file=self._process.stdin, flush=True)
+        with self._guard:
+            if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
+                self.start()
+                self._requested.add(key)
+                assert self._process is not None
+                print(json.dumps({"key": key, "program": program}), file=self._process.stdin, flush=True)
         return key
 
     def library(self, program: str) -> Path:
@@ -172,32 +181,41 @@ class Compiler:
             self.say(f"waiting for the compiler; {later}")
             self.say = None
         while key in self._requested:
-            self.num_missing(None)
+            self.num_missing(_LOOK_S)
         library = self.artifacts.library(key)
         if key in self._failed or not library.exists():
             raise RuntimeError(self._failed.get(key, "the compiler's process ended, or its folder was emptied"))
         return library
 
-    def num_missing(self, seconds: float | None = 0.0) -> int:
+    def num_missing(self, seconds: float = 0.0) -> int:
         """Return the number of requested programs that are still missing, after `seconds` or once one more is done.
 
-        None waits without limit. If the process has ended, nothing is missing: `library` then raises.
+        If the process has ended, nothing is missing: `library` then raises.
         """
-        if not self._requested or self._owner != os.getpid():
+        process = self._process
+        if not self._requested or process is None or self._owner != os.getpid():
             return 0
+        with contextlib.suppress(OSError, ValueError):  # another thread has closed it, as the process had ended
+            select.select([process.stdout], [], [], seconds)
+        with self._guard:
+            if process is self._process:
+                self._read_answers()
+        return len(self._requested)
+
+    def _read_answers(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        answers = self._process.stdout.fileno()
-        if select.select([answers], [], [], seconds)[0]:
-            read = os.read(answers, 2**16)
-            if not read:
-                self.stop()
-            *lines, self._answer = (self._answer + read).split(b"\n")
-            for reply in map(json.loads, lines):
-                self._requested.discard(reply["key"])
-                if reply["error"] is not None:
-                    self._failed[reply["key"]] = reply["error"]
-        return len(self._requested)
+        try:
+            read = os.read(self._process.stdout.fileno(), 2**16)
+        except BlockingIOError:
+            return
+        if not read:
+            self.stop()
+        *lines, self._answer = (self._answer + read).split(b"\n")
+        for reply in map(json.loads, lines):
+            self._requested.discard(reply["key"])
+            if reply["error"] is not None:
+                self._failed[reply["key"]] = reply["error"]
 
 
 def load(library: Path, traced: Trace, loop: Loop, like: Sequence[Tensor]) -> Program:
