@@ -204,6 +204,12 @@ def test_names_that_are_no_texts_are_refused(name, given):
         MLflowTracker(**{name: given})
 
 
+@pytest.mark.parametrize("key", ["", "a/b", "../x", "é", "a" * 500])
+def test_keys_of_runs_that_name_no_folder_everywhere_are_refused(key):
+    with pytest.raises(ValueError, match="MLflowTracker: `run_key` must be 1 to 100 letters of a to z and digits; got"):
+        MLflowTracker(run_key=key)
+
+
 @pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan, "5", None, True])
 @pytest.mark.parametrize("name", ["finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"])
 def test_seconds_that_are_none_are_refused(name, seconds):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
+import re
 import sys
 import time
 import types
@@ -22,14 +24,14 @@ from rl8x.algorithms import PPOConfig
 from rl8x.config import RunSpec
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
-from rl8x.tracking import MLflowTracker, Thinning, pages
+from rl8x.tracking import MLflowTracker, Thinning, TrackingError, pages
 from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, is_asked_for
 from rl8x.trainers import Trainer
 
 
 def begun(folder, *, repeats=False, name="rows.jsonl", **limits):
     thinning = Thinning(folder / name, **limits)
-    thinning.begin(repeats=repeats)
+    thinning.begin(new=False, repeats=repeats)
     return thinning
 
 
@@ -132,9 +134,21 @@ def test_a_full_disk_ends_nothing(tmp_path, caplog):
     whole.close()
 
 
-def test_limits_that_are_too_small_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least 1280 points and 25 keys; got 100 and 80"):
-        Thinning(tmp_path / "rows.jsonl", max_points=100)
+@pytest.mark.parametrize("given", [24, "x", math.nan, 2000.5, None])
+@pytest.mark.parametrize(("limit", "least"), [("max_points", 1280), ("max_keys", 25)])
+def test_limits_that_are_too_small_are_refused(tmp_path, limit, least, given):
+    told = re.escape(f"Thinning: `{limit}` must be a whole number, at least {least}; got {given!r}.")
+    with pytest.raises(ValueError, match=told):
+        Thinning(tmp_path / "rows.jsonl", **{limit: given})
+
+
+def test_a_file_that_has_the_rows_of_another_run_or_cannot_be_made_is_refused_before_the_run(mlruns, tmp_path):
+    begun(tmp_path).take(0, 0, {"x": 0.0})
+    for path, told in ((tmp_path / "rows.jsonl", "has the rows of another run"), (tmp_path, "rows cannot be kept in")):
+        tracker = MLflowTracker(thinning=Thinning(path))
+        with pytest.raises(TrackingError, match=told):
+            tracker.start(params={}, tags={})
+        assert tracker.resume_handle is None
 
 
 def test_a_tracker_sends_what_was_thinned_and_the_file(mlruns, mlflow_client, tmp_path):

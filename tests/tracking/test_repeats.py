@@ -61,6 +61,15 @@ def test_the_journal_is_read_from_the_first_step_that_comes_and_again_for_lower_
     assert repeats.new_rows((5, 2100, {LOSS: 5.0})) == [(5, 2100, {LOSS: 5.0})]  # each once
 
 
+@pytest.mark.parametrize("kind", [by_journal, by_server])
+def test_rows_from_before_the_resume_that_thinning_held_back_leave_nothing_behind(kind):
+    """The second evaluation at a step is sent at the end of the run, where the first was sent at once."""
+    repeats = kind(rows_of(1000, {7: 1.0, 8: 3.0}))
+    assert repeats.new_rows((7, 1008, {LOSS: 2.0})) == [(7, 1008, {LOSS: 2.0})]
+    assert repeats.new_rows((8, 1009, {LOSS: 3.0})) == []
+    assert repeats.left is None
+
+
 def test_rows_of_the_journal_are_those_that_count():
     ops = [
         {"op": "m", "t": 1, "s": 1, "m": {"a": 1.0}},

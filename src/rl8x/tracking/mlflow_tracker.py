@@ -7,6 +7,7 @@ import functools
 import math
 import numbers
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -72,8 +73,8 @@ class MLflowTracker:
         spool_dir: Folder for journals, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started, such as `parent_tag(run_id)`.
         params: Params for each run that is started.
-        run_key: The run's own key, such as `uuid.uuid4().hex`: a run that any process began under this key is resumed
-            instead of beginning another.
+        run_key: The run's own key of letters and digits, such as `uuid.uuid4().hex`: a run that any process began
+            under this key is resumed instead of beginning another.
         system_metrics: Whether to sample processors, memory and GPUs, as `system/...`; None follows MLflow's variable
             `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING`.
         curves: Whether the run gets a picture of its learning curves.
@@ -88,7 +89,7 @@ class MLflowTracker:
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ValueError: If a number of seconds is no finite number, or negative.
+        ValueError: If a number of seconds is no finite number, or negative, or `run_key` is illegal.
 
     Attributes:
         resumed_journal: The last folder of the journal of the run to resume, if not in `spool_dir`.
@@ -118,6 +119,9 @@ class MLflowTracker:
             if not isinstance(value, kind | None):
                 hint = ". Try str(...)" if kind is str else ""
                 raise TypeError(f"MLflowTracker: `{name}` must be {legal} or None; got {hide(shown(value))}{hint}.")
+        if self.run_key is not None and not re.fullmatch(r"[0-9A-Za-z]{1,100}", self.run_key):
+            key = hide(shown(self.run_key))
+            raise ValueError(f"MLflowTracker: `run_key` must be 1 to 100 letters of a to z and digits; got {key}.")
         for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
             setattr(self, name, _seconds(name, getattr(self, name)))
         self.resumed_journal: Path | None = None
@@ -209,6 +213,8 @@ class MLflowTracker:
             self.names_before = {}
         if resume is None and self.run_key is not None:
             resume = HANDLE_PREFIX + self.run_key  # a missing journal or run is created
+        if self.thinning is not None:
+            self.thinning.begin(new=resume is None, repeats=resume is not None and repeats)
         first = [
             self._texts("params", {**(self.params or {}), **params}),
             self._texts("tags", {**(self.tags or {}), **tags}),
@@ -240,8 +246,6 @@ class MLflowTracker:
             fresh=resume is None,
             sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
         )
-        if self.thinning is not None:
-            self.thinning.begin(repeats=resume is not None and repeats)
 
     @property
     def _journal(self) -> Journal | None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import math
+import numbers
 import os
 import threading
 import time
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 
 from rl8x import drawing
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
+from rl8x.output import shown
+from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import logger
 
 if TYPE_CHECKING:
@@ -56,19 +59,20 @@ class Thinning:
 
     Args:
         path: The file, which belongs to one run; a resumed run appends to it.
-        max_points: Largest number of points of a metric, at least 1,280.
+        max_points: Largest number of points of a metric at the first end of the run, at least 1,280. Each end of a run
+            that goes on after it adds some.
         max_keys: Largest number of metrics, at least 25. Their groups decide which are sent: evaluations, returns and
             counters are never left out for losses, and losses never for times and memory.
 
     Raises:
-        ValueError: If a limit is too small.
+        ValueError: If a limit is no whole number, or too small.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_points: int = 2_000, max_keys: int = 80) -> None:
-        if max_points < 10 * _DENSE or max_keys <= _KEPT_FREE[-1]:
-            raise ValueError(
-                f"at least {10 * _DENSE} points and {_KEPT_FREE[-1] + 1} keys; got {max_points} and {max_keys}."
-            )
+        least = {"max_points": (max_points, 10 * _DENSE), "max_keys": (max_keys, _KEPT_FREE[-1] + 1)}
+        for name, (value, smallest) in least.items():
+            if not isinstance(value, numbers.Integral) or value < smallest:
+                raise ValueError(f"Thinning: `{name}` must be a whole number, at least {smallest}; got {shown(value)}.")
         self.path = Path(path)
         self.max_points, self.max_keys = max_points, max_keys
         self._file: BinaryIO | None = None
@@ -78,19 +82,28 @@ class Thinning:
         self._goes_back = False
         self._has_failed = False
 
-    def begin(self, *, repeats: bool) -> None:
+    def begin(self, *, new: bool, repeats: bool) -> None:
         """Open the file, and continue the rows that it has.
 
         Args:
+            new: Whether the run is a new one, which has no rows yet.
             repeats: Whether rows in the file repeat, from the step of the first new row on.
 
         Raises:
-            OSError: If the file cannot be created.
+            TrackingError: If the file cannot be created, or has rows of another run.
         """
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab+")  # noqa: SIM115 - it stays open with the run
-            self._read_back(None)
+        try:
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self.path, "ab+")  # noqa: SIM115 - it stays open with the run
+                self._read_back(None)
+            has_rows = self.path.stat().st_size > 0
+        except OSError as error:
+            raise TrackingError(f"rows cannot be kept in {self.path} ({error.strerror}): choose another file") from None
+        if new and has_rows:
+            raise TrackingError(
+                f"{self.path} has the rows of another run: give each run a file of its own, or remove it"
+            )
         self._goes_back = repeats
 
     def _read_back(self, again: tuple[int, Collection[str]] | None) -> None:

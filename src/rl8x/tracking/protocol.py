@@ -395,7 +395,7 @@ class MemoryTracker:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
         if repeats:
             known: list[LoggedRow] = [(row.step, 0, row.metrics) for row in self.rows]
-            self._repeats, self._num_known = JournalRepeats(1, known.copy), len(known)
+            self._repeats, self._num_known = JournalRepeats(0, known.copy), len(known)
         self._open, self._keeps_status = True, keeps_status
         if not keeps_status:
             self.status = "RUNNING"

@@ -94,7 +94,9 @@ class Repeats:
             return [row]
         known = {name: olds for name, olds in self._known_at(step, values).items() if olds}
         same = {name: [old for old in known[name] if _is_of_course(name, values[name], old)] for name in known}
-        if self.since is not None and not all(same.values()):
+        if self.since is not None and time_ms < self.since:  # a thinned row of before the resume, sent at the end
+            known = {name: known[name] for name in known if same[name]}
+        elif self.since is not None and not all(same.values()):
             self.left = LeftBehind(step, self.since)
             return [*(other for other in self._repeated if other[0] >= step), row]
         if not known:
