@@ -454,6 +454,7 @@ NO_MAPPINGS, NO_FLAGS, NO_SECONDS = (
     ("no", 1, GRID),
     (-1, math.inf, 10**400, "1"),
 )
+NO_STATES = (GRID, {}, 3, "x", None)
 NO_TEXTS, NO_PATHS = (3, b"x", Path("x"), GRID), (3, None, b"x", GRID, int)
 GIVEN = {  # argument: what it must be, what came, and the call
     "eval_env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().check_run(**given)),
@@ -462,7 +463,8 @@ GIVEN = {  # argument: what it must be, what came, and the call
     "`overrides`": ("must be a mapping", NO_MAPPINGS, do(rl8x.Trainer.resume, "x")),
     "`why`": ("must be a text", (3, GRID), lambda **given: trainer().stop(**given)),
     "`progress`": ("must be one of", (False, GRID, GRID.numpy()), lambda **given: trainer().run(max_steps=1, **given)),
-    "`callbacks`": ("must be a list", (3, int), lambda **given: of_algorithm(**given)),
+    "`callbacks`": ("must be a list", (3, int, torch.tensor(3)), lambda **given: of_algorithm(**given)),
+    "`log_models`": ("must be true or false", (GRID, GRID.numpy()), lambda **given: of_algorithm(**given)),
     "`checkpoints`": ("must be a Checkpoints, a path", (3, GRID, [1]), lambda **given: of_algorithm(**given)),
     "`directory`": ("must be a path", (3, b"x", GRID), rl8x.Checkpoints),
     "`best`": ("must be a text", (3, GRID), rl8x.Checkpoints),
@@ -495,6 +497,21 @@ TRAINERS = [
         for argument, (legal, values, call) in GIVEN.items()
         for value in values
     ),
+    *(("`stop_conditions` must be a list.*; got", do(as_conditions, each)) for each in (3, torch.tensor(3))),
+    *(("^An environment is .*; got", do(of_algorithm, eval_env=each)) for each in (GRID, GRID.numpy())),
+    *(
+        ("env_config must be .*; got <class", lambda each=each: trainer().step(env_config=each))
+        for each in (int, CartPole)
+    ),
+    *(
+        ("env_config must be .*; got <class", lambda each=each: trainer().check_run(env_config=each))
+        for each in (int, Env)
+    ),
+    *(
+        ("^a state to load .* has 'algorithm'; got", lambda each=each: trainer().load_state_dict(each))
+        for each in NO_STATES
+    ),
+    *(("'counters'; got", lambda each=each: trainer().algorithm.load_state_dict(each)) for each in NO_STATES),
     *(("called with the trainer .*; got", do(of_algorithm, callbacks=[each])) for each in (int, 3, GRID)),
     ("^`tracker` must keep runs, .*; got tensor", do(of_algorithm, tracker=GRID)),
     ("The name of an evaluation must be a text; got tensor", lambda: trainer().eval(name=GRID)),

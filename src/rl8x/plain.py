@@ -6,8 +6,8 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 import yaml
@@ -23,6 +23,7 @@ MAX_VALUES: Final = 100_000
 MAX_WHOLE: Final = 2**63 - 1
 """Largest whole number of an option, such as a seed; files and tables hold no larger ones."""
 
+_MemberT = TypeVar("_MemberT")
 _TAG: Final = "tag:yaml.org,2002:"
 # Sequences that are not lists in a file.
 _NO_LISTS: Final = (tuple, bytes, bytearray, memoryview, Space)
@@ -170,6 +171,20 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
         needed += ", of at most 63 bits" * (whole and is_large)
         raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {shown(value)}.")
     return int(value) if isinstance(value, numbers.Integral) and not is_large else float(value)
+
+
+def members(given: Iterable[_MemberT], must: str) -> Iterator[_MemberT]:
+    """Iterate over a list that was given; else raise a `TypeError` that begins with `must`, for an array of 0-d too."""
+    try:
+        return iter(given)
+    except TypeError:
+        raise TypeError(f"{must}; got {shown(given)}.") from None
+
+
+def check_state(state: object, key: str) -> None:
+    """Raise a `TypeError` unless a state to load is a mapping with a key that `state_dict` gives it."""
+    if not isinstance(state, Mapping) or key not in state:
+        raise TypeError(f"a state to load must be what `state_dict` returned, which has {key!r}; got {shown(state)}.")
 
 
 def own_values(value: Any) -> Any:

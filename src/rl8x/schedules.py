@@ -59,7 +59,9 @@ class Schedule:
                     "a list of points here."
                 )
             if set(spec) != {"kind", "points"}:
-                raise ValueError(f"`{name}` as a mapping has the keys kind, points; got {', '.join(map(str, spec))}.")
+                raise ValueError(
+                    f"`{name}` as a mapping has the keys kind, points; got {', '.join(map(str, spec)) or 'none'}."
+                )
             return cls.make(spec["points"], kind=spec["kind"], name=name)
         if isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
             return cls(tuple(spec), kind, name)

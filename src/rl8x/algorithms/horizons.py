@@ -20,7 +20,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import flatten_params
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.parameters import AnyEnvConfig, shown_value
+from rl8x.envs.parameters import AnyEnvConfig, called_with, shown_value
 from rl8x.envs.team import Team
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
@@ -90,7 +90,7 @@ class Horizons:
         """Update the environment's parameter distributions by counters and metrics, and reset it if due."""
         is_due, state = self.reset_is_due(), self.env.parameter_state
         if callable(env_config):
-            self.env.steer_config(env_config({**self.row, **self.counters}))
+            self.env.steer_config(called_with(env_config, {**self.row, **self.counters}))
         elif is_due:
             state.configure(env_config)
         if state.curricula:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 from rl8x import keys
 from rl8x.output import shown
-from rl8x.plain import thawed
+from rl8x.plain import members, thawed
 
 Stats = Mapping[str, float]
 Verdict = bool | None
@@ -346,9 +346,7 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
         return []
     if isinstance(conditions, Condition | str) or callable(conditions):
         conditions = [conditions]
-    if not isinstance(conditions, Iterable):
-        raise TypeError(f"`stop_conditions` must be a list of conditions; got {shown(conditions)}.")
-    listed = [as_condition(condition) for condition in conditions]
+    listed = [*map(as_condition, members(conditions, "`stop_conditions` must be a list of conditions"))]
     seen: set[int] = set()
     for condition in (part for root in listed for part in parts(root)):
         if id(condition) in seen and remembers(condition):

@@ -20,6 +20,7 @@ from rl8x import randomization
 from rl8x.envs.base import Env
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, parsed, resolve_config
 from rl8x.names import did_you_mean
+from rl8x.output import shown
 from rl8x.randomization import Choice, ParameterDistribution
 
 MAX_CELLS: Final = 100_000
@@ -38,7 +39,7 @@ def make_cells(test: Mapping[str, Any], num_cells: int | None = None, seed: int 
     if not isinstance(test, Mapping) or not test:
         raise ValueError(
             f"`{called}` must give values to one parameter of the environment at least, as in {{length: [0.25, 0.5]}}; "
-            f"got {test!r}. `rl8x envs NAME` lists the parameters; `parameters` in `env_kwargs` names a simulator's."
+            f"got {shown(test)}. `rl8x envs NAME` lists the parameters, `parameters` in `env_kwargs` a simulator's."
         )
     values = {name: _values(f"{called}[{name!r}]", value) for name, value in test.items()}
     drawn = [name for name, value in values.items() if isinstance(value, ParameterDistribution)]

@@ -264,6 +264,13 @@ def plain(config: Parsed) -> dict[str, Any]:
     return {name: value.to_dict() for name, value in config.items()}
 
 
+def called_with(function: EnvConfigFunction, metrics: Mapping[str, float]) -> Mapping[str, Any]:
+    """Return the values of an `env_config` function; raise `TypeError` for a class, such as that of an environment."""
+    if isinstance(function, type):
+        raise TypeError(f"env_config must be a mapping of parameters to values, or a function; got {shown(function)}.")
+    return function(metrics)
+
+
 def function_form(function: EnvConfigFunction) -> dict[str, object]:
     """Return the plain form of an `env_config` function: its name, from which it cannot be restored."""
     name = getattr(function, "__qualname__", type(function).__qualname__)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from rl8x.execution import kernels, private
 from rl8x.names import unknown_name
+from rl8x.output import shown
 
 HIDDEN_GAIN = math.sqrt(2.0)
 INITS: Final = ("orthogonal", "uniform")
@@ -182,7 +183,9 @@ def check_sizes(name: str, sizes: Sequence[int]) -> None:
     """Raise a `ValueError` unless `sizes` is a list of whole numbers of at least 1."""
     legal = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not legal or not all(isinstance(size, numbers.Integral) and size is not True and size >= 1 for size in sizes):
-        raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")
+        raise ValueError(
+            f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {shown(sizes)}."
+        )
 
 
 # -- perceptrons as one step of automatic differentiation

@@ -24,6 +24,7 @@ from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.parameters import (
     AnyEnvConfig,
     Parsed,
+    called_with,
     inherited_config,
     moving_in,
     parsed,
@@ -212,7 +213,7 @@ class Evaluations:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
         if self.env_in_use is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
-        function, values = (env_config, env_config(known)) if callable(env_config) else (None, env_config)
+        function, values = (env_config, called_with(env_config, known)) if callable(env_config) else (None, env_config)
         given: Parsed | None = None
         if trained is not None and values is not None:
             given = trained.parameter_state.resolve(values).config
@@ -360,13 +361,14 @@ def _own_env(
     if num_eval_envs is not None:
         num_eval_envs = checked_number(num_eval_envs, "num_eval_envs", least=1, whole=True)
     trained, policy = algorithm.env, algorithm.policy
-    given, of_training = isinstance(eval_env, Env), eval_env is True or eval_env == "auto"
+    given, auto = isinstance(eval_env, Env), isinstance(eval_env, str) and eval_env == "auto"
+    of_training = auto or eval_env is True
     if given and eval_env is trained:
         raise ValueError(
             f"`eval_env` is the {type(trained.unwrapped).__name__} that is trained in, and evaluations would cut its "
             "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
-    if eval_env in (None, False) or (eval_env == "auto" and (trained is None or not trained.episodic)):
+    if eval_env is None or eval_env is False or (auto and (trained is None or not trained.episodic)):
         return None, algorithm.env_factory
     factory = None if given else algorithm.env_factory if of_training else env_maker(eval_env)
     env = eval_env if given else _make_env(algorithm, factory, num_eval_envs, must=eval_env is True)

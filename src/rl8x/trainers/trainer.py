@@ -28,7 +28,7 @@ from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
 from rl8x.names import did_you_mean
 from rl8x.output import counted, described, shown
-from rl8x.plain import own_values
+from rl8x.plain import check_state, own_values
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
@@ -119,7 +119,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.callbacks = checked_callbacks(callbacks, self.metric_names)
         if ranks().is_first:
             self.tracker = MLflowTracker() if tracker is None else tracker
-            if log_models:
+            if log_models is True:
                 check_models(algorithm.policy, self.tracker)
         else:
             self.tracker, checkpoints = NullTracker(), False
@@ -703,6 +703,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         Args:
             state: A state that `state_dict` returned.
         """
+        check_state(state, "algorithm")
         self.algorithm.load_state_dict(state["algorithm"])
         self.evaluations.load_state_dict(state["evaluations"])
         self.train_step.load_state_dict(state)
