@@ -190,8 +190,12 @@ def test_one_parameter_is_a_curve_two_are_a_heat_map_and_of_three_it_has_the_two
         assert plot_grid(frame).axes[0].collections[0].get_array().tolist() == [[6, 12, 24], [9, 15, None]]
         one = plot_grid(frame[frame["c"] == 1]).axes[0]
         assert one.lines[0].get_xydata().tolist() == [[1, 9], [2, 15]]
-    with pytest.raises(ValueError, match=r"nothing to draw: give one parameter of the grid several values"):
-        plot_grid(trainer.evaluate_grid({"a": 1}, episodes=1))
+    frame["returns"] = math.nan
+    for empty in (frame, frame[frame["c"] == 1], trainer.evaluate_grid({"a": 1}, episodes=1)):
+        with pytest.raises(
+            ValueError, match=r"nothing to draw: give one parameter of the grid several values, in which"
+        ):
+            plot_grid(empty)
 
 
 # -- all cells at once give what each gives by itself, whichever way the copies are put together

@@ -228,11 +228,13 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
         The figure, which notebooks show.
 
     Raises:
-        ValueError: If no parameter has several values.
+        ValueError: If no parameter has several values, or no cell a finite return.
     """
     drawing = _grid_drawing(frame)
     if drawing is None:
-        raise ValueError("there is nothing to draw: give one parameter of the grid several values.")
+        raise ValueError(
+            "there is nothing to draw: give one parameter of the grid several values, in which returns are finite."
+        )
     return drawn(drawing, LIGHT, titled=True)
 
 
@@ -250,11 +252,11 @@ def _parameters_of(frame: pandas.DataFrame) -> list[str]:
 
 
 def _grid_drawing(frame: pandas.DataFrame) -> Drawing | None:
-    """Return the figure of a grid; None if no parameter has several values."""
+    """Return the figure of a grid; None if no parameter has several values, or no cell a finite return."""
     axes, _ = axes_of(frame[_parameters_of(frame)])
-    if not axes:
-        return None
     scores = frame[RETURNS].where(np.isfinite(frame[RETURNS])).to_numpy(dtype=np.float64)  # others are not drawn
+    if not axes or np.isnan(scores).all():
+        return None
     units = frame.attrs.get(UNITS, {})
     if len(axes) == 1:
         [axis] = axes
