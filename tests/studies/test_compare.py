@@ -1,5 +1,6 @@
 """Comparisons against the runs that were logged, in a local database and on MLflow's server."""
 
+import math
 import re
 import threading
 
@@ -15,6 +16,7 @@ from rl8x.tracking import TrackingError
 from rl8x.tracking.location import locate
 from rl8x.tracking.private import RunRecord
 from rl8x.tracking.repeats import Point
+from rl8x.tracking.runs import RunReader
 from rl8x.tracking.store import MLflowStore, NewRun
 
 
@@ -105,6 +107,19 @@ def test_groups_average_their_runs_on_common_steps(store):
     finer = compare(["parent"], group_by="lr", level=0.999)
     assert "Intervals: 99.9%, " in str(finer)
     assert "bands 99.9% intervals" in finer.drawings[0].caption
+
+
+def test_runs_of_other_programs_are_read_as_mlflow_shows_them(store):
+    run_id = store.create_run(NewRun("9", "others", None, "odd", 1))
+    loss, size = [(5.0, 300, -1), (9_999.7, 200, 2)], [(1e300, 0, 1), (math.inf, 0, 2), (-math.inf, 0, 3)]
+    store.log_points(run_id, [Point("loss", *point) for point in loss])  # by a clock that goes back
+    store.log_points(run_id, [Point("size", *point) for point in size])
+    made = compare(["odd"], metrics=["loss", "size"])
+    assert made.frame.loc[0, ["loss", "best_step/loss", "size"]].tolist() == [9_999.7, 2, 1e300]
+    assert made.cells()[1] == ["odd", "running", "2", "10,000", "10,000", "2", "1e+300", "1e+300", "1"]
+    of_store = [(point.value, point.timestamp, point.step) for point in store.points(run_id, "size")]
+    assert of_store == size
+    assert RunReader().run("odd").metrics == {"loss": 9_999.7, "size": -math.inf}
 
 
 def test_a_studys_folder_stands_for_its_parent(store, tmp_path):

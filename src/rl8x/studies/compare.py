@@ -407,7 +407,9 @@ def _decimals(value: float) -> int:
 
 
 def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if 9_999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _count(value: float) -> str:

@@ -264,7 +264,7 @@ def in_words(estimate: Sequence[float], decimals: int) -> str:
     value, low, _ = estimate
     if math.isnan(value):
         return "-"
-    shown, *ends = (f"{number + 0.0:.{decimals}f}" for number in estimate)
+    shown, *ends = (f"{number + 0.0:.{decimals}f}" if abs(number) < 1e15 else f"{number:.4g}" for number in estimate)
     return shown if math.isnan(low) else f"{shown} [{', '.join(ends)}]"
 
 

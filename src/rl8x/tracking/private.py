@@ -311,13 +311,13 @@ class DatabaseRuns:
         return self._pairs("key, value FROM tags", run_ids)
 
     def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
-        """Yield (run ID, point) for metrics of runs, in the order of time."""
+        """Yield (run ID, point) for metrics of runs, in the order of steps, then of time."""
         columns = f"run_uuid, key, {_VALUE}, timestamp, step"
-        where = f"{_THESE} AND key IN (SELECT value FROM json_each(?)) ORDER BY timestamp, step"
+        where = f"{_THESE} AND key IN (SELECT value FROM json_each(?)) ORDER BY step, timestamp, value"
         for run_id, name, value, timestamp, step in self._query(
             f"SELECT {columns} FROM metrics WHERE {where}", json.dumps(list(run_ids)), json.dumps(list(names))
         ):
-            yield run_id, Point(name, _number(value), timestamp, step)
+            yield run_id, Point(name, stored_number(value), timestamp, step)
 
     def find(self, by: str, *values: str) -> list[RunRecord]:
         """Return the runs with an ID, a name, a value of a tag or an experiment (`by`), with one query per table."""
@@ -333,7 +333,7 @@ class DatabaseRuns:
                 status,
                 start_time or 0,
                 params[run_id],
-                {key: _number(value) for key, value in metrics[run_id].items()},
+                {key: stored_number(value) for key, value in metrics[run_id].items()},
                 tags[run_id],
             )
             for run_id, name, status, start_time in rows
@@ -348,5 +348,7 @@ class DatabaseRuns:
         return by_run
 
 
-def _number(value: str | float | None) -> float:
-    return float("nan") if value is None else float(value)
+def stored_number(value: str | float | None) -> float:
+    """Return the number of a value in a store: None is NaN, and databases keep infinities as the largest numbers."""
+    number = math.nan if value is None else float(value)
+    return math.copysign(math.inf, number) if abs(number) >= sys.float_info.max else number

@@ -15,7 +15,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -74,8 +73,7 @@ def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
 def _is_of_course(name: str, value: float, other: float) -> bool:
     """Whether two values of a metric at one step can be of the same course, which repeats bit by bit."""
     alike = value == other or (math.isnan(value) and math.isnan(other))
-    # MLflow's databases keep infinities as the largest numbers.
-    return not name.startswith(_TELLING) or alike or min(abs(value), abs(other)) >= sys.float_info.max
+    return not name.startswith(_TELLING) or alike
 
 
 class Repeats:

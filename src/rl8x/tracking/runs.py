@@ -18,7 +18,7 @@ from rl8x.output import counted, in_line
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.location import Location, database_beside, is_default, locate, mlruns_dir, shell_tracking_uri
-from rl8x.tracking.private import DatabaseRuns, RunRecord
+from rl8x.tracking.private import DatabaseRuns, RunRecord, stored_number
 from rl8x.tracking.protocol import PARENT_TAG, StoreDownError, StoreRefusedError, TrackingError, readable
 from rl8x.tracking.repeats import Point, left_behind
 from rl8x.tracking.store import JOURNAL_TAG, MLflowStore
@@ -165,7 +165,7 @@ _TIMEOUT_S = 30  # per request; long, as only the reader waits for it
 _WAITS_S = (0.5, 2.0)  # before each retry, as a busy server drops connections
 
 Points = tuple[list[int], list[float]]
-"""Steps and values of a metric, in the order of logging."""
+"""Steps and values of a metric, in the order of steps, then of time."""
 
 
 class RunReader:
@@ -187,7 +187,6 @@ class RunReader:
             if left := left_behind(run.tags):
                 points = (point for _, point in self._runs.points([run.id], list(run.metrics)))
                 kept = [point for point in points if not any(each.has(point.name, *_at(point)) for each in left)]
-                kept.sort(key=lambda point: (*_at(point), point.value))
                 runs[place] = run._replace(metrics={point.name: point.value for point in kept})
         return runs
 
@@ -324,7 +323,7 @@ class _StoreRuns:
                 str(run.info.status),
                 int(run.info.start_time or 0),
                 dict(run.data.params),
-                dict(run.data.metrics),
+                {name: stored_number(value) for name, value in run.data.metrics.items()},
                 dict(run.data.tags),
             )
             for run in runs

@@ -26,6 +26,7 @@ from rl8x.tracking.private import (
     prepare_artifacts,
     rename_left,
     reopen_database,
+    stored_number,
 )
 from rl8x.tracking.protocol import RunMissingError, StoreDownError, StoreRefusedError
 from rl8x.tracking.repeats import LeftBehind, Point, left_behind, left_tag
@@ -309,10 +310,10 @@ class MLflowStore:
         return _last_steps(self.run(run_id))
 
     def points(self, run_id: str, name: str) -> list[Point]:
-        """Return all points of a run's metric, in the order of their timestamps."""
+        """Return all points of a run's metric, in the order of steps, then of time."""
         points = self._call(self._client.get_metric_history, run_id, name)
-        points.sort(key=lambda point: (point.timestamp, point.step))
-        return [Point(name, float(point.value), int(point.timestamp), int(point.step)) for point in points]
+        points.sort(key=lambda point: (point.step, point.timestamp, point.value))
+        return [Point(name, stored_number(point.value), int(point.timestamp), int(point.step)) for point in points]
 
     def leave_behind(self, run_id: str, new: LeftBehind) -> None:
         """Mark points of a run as superseded by a resume, and rename them in a local database."""
