@@ -111,10 +111,12 @@ def test_the_table_has_what_was_measured_and_says_what_was_not(call):
     assert [*cells] == [(task, algorithm.upper()) for task, algorithm in NAMES]
     # By hand from benchmarks/results/learning.json: the median of 279.63, 280.52 and 281.83.
     assert cells["LunarLander-v3", "PPO"] == ["1,003,520", "280.5 (279.6 to 281.8, 3 seeds)", "147"]
+    # Its seeds were stopped early, so that `--tuned` trains more of them.
+    assert cells["Hopper-v5", "TD3"] == ["1,000,000", "2780.8 (1 seed, after 360,000 or fewer)", "1668"]
     for (task, algorithm), (transitions, returned, seconds) in cells.items():
         result = measured.get(f"{task}-{algorithm.lower()}")
         if result is None:
             assert (returned, seconds) == ("not measured", "not measured")
         else:
-            assert transitions == f"{result['transitions']:,}"
+            assert f"{result['transitions']:,}" in (transitions, *re.findall("after (.*) or fewer", returned))
             assert float(returned.split()[0]) == pytest.approx(statistics.median(result["returns"]), abs=0.05)

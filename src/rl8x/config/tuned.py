@@ -59,21 +59,22 @@ def listed() -> str:
 
 
 def tuned_rows() -> list[tuple[str, ...]]:
-    """Return the cells of a table of all settings; for unmeasured ones the transitions are those of the run file."""
+    """Return the cells of a table of all settings: the transitions that each trains, and what was measured."""
     # Transitions, returns by seed and median CPU seconds of measured settings, by the stems of their files.
     measured: dict[str, Any] = json.loads((SETTINGS / "measured.json").read_text(encoding="utf-8"))
     lines: list[tuple[str, ...]] = [("task", "algorithm", "transitions", "return", "seconds")]
     for path in (path for files in tuned_files().values() for path in files.values()):
         run, result = RunSpec.from_file(path), measured.get(path.stem)
-        if result is None:
-            (stop,) = run.run.stop_conditions
-            cells = f"{stop['hits_upper_bound'][1]:,}", "not measured", "not measured"
-        else:
+        (stop,) = run.run.stop_conditions
+        transitions, cells = stop["hits_upper_bound"][1], ("not measured", "not measured")
+        if result is not None:
             returns = result["returns"]
             digits = 2 if abs(max(returns, key=abs)) < 20 else 1
             points = min(returns), statistics.median(returns), max(returns)
             low, middle, high = (f"{value:.{digits}f}" for value in points)
             seeds = f"{low} to {high}, {len(returns)} seeds" if len(returns) > 1 else "1 seed"
-            cells = f"{result['transitions']:,}", f"{middle} ({seeds})", f"{result['seconds']:.0f}"
-        lines.append((run.env.env, run.algorithm.algorithm, *cells))
+            transitions = max(transitions, result["transitions"])  # the last step may go beyond the bound
+            fewer = f", after {result['transitions']:,} or fewer" if result["transitions"] < transitions else ""
+            cells = f"{middle} ({seeds}{fewer})", f"{result['seconds']:.0f}"
+        lines.append((run.env.env, run.algorithm.algorithm, f"{transitions:,}", *cells))
     return lines
