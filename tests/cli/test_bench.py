@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import statistics
 import subprocess
 
@@ -10,7 +11,9 @@ import pytest
 from rl8x import output
 from rl8x.cli.bench import render, summarize, verdict
 from rl8x.cli.main import main
+from rl8x.envs import CartPole
 from rl8x.execution.compiler import CompiledProgram
+from rl8x.replay.recording import record
 
 bench = importlib.import_module("rl8x.cli.bench")
 SMALL = ["num_envs=4", "horizon=4", "model_config.hidden_sizes=[8]", "device=cpu", "tracking=false"]
@@ -132,8 +135,17 @@ def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, cal
 def row(execution, rate, **others):
     figures = dict.fromkeys(("collect_ms", "step_ms", "tracking_ms"), 1.0)
     named = {"execution": execution, "precision": "fp32", "peak_memory_mb": 400.0, "slowest_s": 2.0, "fastest_s": 0.5}
-    timed = {"transitions": 1000, "transitions_per_s": rate, "first_iteration_s": 1.0}
+    timed = {"unit": "transitions", "transitions": 1000, "transitions_per_s": rate, "first_iteration_s": 1.0}
     return {**timed, **figures, **named, **others}
+
+
+def test_without_an_environment_updates_are_what_is_counted(here, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record(None, CartPole(2), 20).dataset.save("data")
+    small = ["updates_per_step=3", "batch_size=4", "device=cpu", "tracking=false"]
+    out = call("bench", "--algorithm", "bc", "--dataset", "data", *small, "--modes", "eager", "--seconds", "0")
+    assert "updates/s" in out.splitlines()[0]
+    assert re.search(r"^Fastest: eager fp32, \S+ updates/s\.$", out, re.MULTILINE)
 
 
 def test_passes_are_put_together():
@@ -155,6 +167,10 @@ def test_passes_are_put_together():
         (row("compile", 4000.0), "2.00 times eager fp32; it is ahead from the first iteration on."),
         (row("compile", 4000.0, first_iteration_s=0.5), "; it is ahead from the first iteration on."),
         (row("compile", 1000.0), "eager fp32, 2.00k transitions/s."),
+        (
+            row("compile", 3000.0, unit="updates"),
+            "compile fp32, 3.00k updates/s, 1.50 times eager fp32; it is ahead from the first iteration on.",
+        ),
     ],
 )
 def test_the_verdict_says_when_compiling_is_earned_back(other, says):

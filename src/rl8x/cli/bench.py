@@ -38,6 +38,7 @@ from rl8x.processes import python_process, restore_variables
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers import Trainer, TrainStats
+from rl8x.trainers.rows import counter_name
 
 # Caches to leave empty, then modes and precisions by kind of device.
 _CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -166,7 +167,7 @@ def _measure(
             if row.pop("mistake", False):
                 raise UserError(row["error"])
             rows.append({**cell, "pass": number, **row})
-            result = "failed" if "error" in row else f"{short(row['transitions_per_s'])} transitions/s"
+            result = "failed" if "error" in row else f"{short(row['transitions_per_s'])} {row['unit']}/s"
             click.echo(f"{' '.join(cell.values())}, pass {number + 1} of {passes}: {result}", err=True)
     return rows
 
@@ -271,6 +272,7 @@ def _time_iterations(trainer: Trainer, run: RunSpec, seconds: float) -> dict[str
     # The mean, as a simulator's iterations differ: steps that only reset are not transitions.
     transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
     row = {
+        "unit": counter_name(clock),
         "transitions": transitions,
         "transitions_per_s": transitions / statistics.median(timed),
         "first_iteration_s": times[0],
@@ -315,7 +317,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             rates = [row["transitions_per_s"] for row in good]
             if len(good) == 1:
                 rates = [first["transitions"] / first[name] for name in ("slowest_s", "fastest_s")]
-            summary |= {"passes": len(good), "transitions": first["transitions"]}
+            summary |= {"passes": len(good), "unit": first["unit"], "transitions": first["transitions"]}
             summary |= {"lowest": min(rates), "highest": max(rates)}
             summary |= {name: statistics.median(row[name] for row in good) for name in _TIMES}
             summary |= {name: max(row[name] for row in good) for name in first if name.startswith("peak_")}
@@ -326,7 +328,12 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def render(summary: Sequence[Mapping[str, Any]]) -> str:
     """Return the table, followed by the reasons of failures, modes that need much memory, and the fastest mode."""
     on_device = any("peak_device_mb" in row for row in summary)
-    columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
+    unit = next((row["unit"] for row in summary if "unit" in row), "transitions")
+    columns = {
+        title.replace("transitions", unit): form
+        for title, form in _COLUMNS.items()
+        if on_device or "device" not in title
+    }
     lines, failed, heavy = [tuple(columns)], list[str](), list[str]()
     eager = {row["precision"]: row for row in summary if row["execution"] == "eager" and "transitions_per_s" in row}
     for row in summary:
@@ -353,7 +360,7 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
     if not measured:
         return "No mode could be measured."
     (mode, precision), best = max(measured.items(), key=lambda item: float(item[1]["transitions_per_s"]))
-    fastest = f"Fastest: {mode} {precision}, {short(best['transitions_per_s'])} transitions/s"
+    fastest = f"Fastest: {mode} {precision}, {short(best['transitions_per_s'])} {best['unit']}/s"
     eager = measured.get(("eager", precision), best)
     if eager is best:
         return f"{fastest}."
@@ -366,7 +373,7 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
     if gained <= 0:
         return f"{fastest}; its longer first iteration is never earned back."
     more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
-    earned = f"{short((1 + more) * transitions)} transitions, {first + more * each:.1f} s of training"
+    earned = f"{short((1 + more) * transitions)} {best['unit']}, {first + more * each:.1f} s of training"
     return f"{fastest}; its first iteration is earned back after {earned}."
 
 
