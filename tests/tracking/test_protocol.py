@@ -65,9 +65,11 @@ def test_a_run_that_goes_on_has_the_names_it_had():
 
 
 def test_metric_values_and_steps():
+    ones = [np.array(2), np.array([2.0]), torch.tensor([[2]]), np.ones((1, 1, 1)) * 2]  # arrays of one
+    assert [metric_value("x", one) for one in ones] == [2.0] * 4
     given = [3, True, torch.tensor(1.5), np.float32(0.5), math.nan, -math.inf]
     assert str([metric_value("x", value) for value in given]) == "[3.0, 1.0, 1.5, 0.5, nan, -inf]"
-    for bad in (None, "high", torch.zeros(2), [1.0], 10**400):
+    for bad in (None, "high", torch.zeros(2), np.zeros(2), [1.0], 10**400):
         with pytest.raises(TypeError, match="'loss' must be one number"):
             metric_value("loss", bad)
     assert metric_step(np.int64(7)) == metric_step(torch.tensor(7)) == 7
@@ -92,7 +94,7 @@ def test_utf8_that_an_ascii_locale_left_unread_is_read():
     assert readable("\ud800 ü") == "\\ud800 ü"
 
 
-def test_keeps_all_and_is_returned_from_another_process(tmp_path):
+def test_keeps_all_and_is_returned_from_another_process(tmp_path, monkeypatch):
     assert isinstance(NullTracker(), Tracker)
     tracker = MemoryTracker()
     tracker.start(params={"lr": 0.1}, tags={"task": "x"})
@@ -102,6 +104,9 @@ def test_keeps_all_and_is_returned_from_another_process(tmp_path):
     (tmp_path / "file.txt").write_text("x")
     tracker.log_artifact(tmp_path / "file.txt", "folder")
     tracker.log_text("hello", "note.txt")
+    monkeypatch.chdir(tmp_path)
+    tracker.log_artifact(".")
+    assert tracker.artifacts.pop() == tmp_path.name
     assert tracker.flush()
     again = pickle.loads(pickle.dumps(tracker))
     again.log_metrics({"a": 3}, 20)
@@ -149,6 +154,7 @@ def test_what_is_refused_leaves_the_run_alone(kept, tmp_path):
         (lambda: tracker.log_metrics({"a": 1.0}, 0.5), TypeError, "step must be an integer"),
         (lambda: tracker.log_text("x", "../../x"), TrackingError, "relative path"),
         (lambda: tracker.log_artifact(tmp_path / "none"), FileNotFoundError, "none"),
+        (lambda: tracker.log_artifact(""), FileNotFoundError, "''"),  # which is the working directory
     ):
         with pytest.raises(error, match=message):
             call()

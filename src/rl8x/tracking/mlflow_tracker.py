@@ -432,8 +432,8 @@ class MLflowTracker:
         """
         source = Path(path)
         to = None if artifact_path is None else artifact_name(artifact_path)
-        if not source.exists():
-            raise FileNotFoundError(f"no such file to log as an artifact: {source}")
+        if not os.fspath(path) or not source.exists():
+            raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)!r}")
         artifact_name(source.absolute().name)
         file = self._kept(source)
         if file is not None:

@@ -302,7 +302,7 @@ class NameTable:
 def metric_value(name: str, value: object) -> float:
     """Convert a number, or a tensor or array of one, to float, or raise `TypeError`; NaN and infinities stay."""
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
 
@@ -436,9 +436,9 @@ class MemoryTracker:
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep the name of the artifact, not its content."""
-        if not Path(path).exists():
-            raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
-        name = Path(path).name
+        if not os.fspath(path) or not Path(path).exists():
+            raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)!r}")
+        name = Path(path).absolute().name
         self.artifacts.append(artifact_name(name if artifact_path is None else f"{artifact_path}/{name}"))
 
     def log_model(
