@@ -354,9 +354,10 @@ LATER = {
 }
 
 
+@pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("case", LATER)
-def test_a_result_of_another_form_in_a_later_step_is_refused_with_what_is_legal(case, mode):
+def test_a_result_of_another_form_in_a_later_step_is_refused_with_what_is_legal(case, mode, ends):
     attributes, later, message = LATER[case]
 
     class Changing(DictToy if attributes else Toy):
@@ -371,9 +372,12 @@ def test_a_result_of_another_form_in_a_later_step_is_refused_with_what_is_legal(
             self.steps += 1
             result = Toy.step(self, action)
             changed = later if isinstance(later, tuple) else (later,)
-            return result if self.steps < 3 else (*changed, *result[len(changed) :])
+            changed = result if self.steps < 3 else (*changed, *result[len(changed) :])
+            return (*changed[:3], ends and self.steps == 3, {})
 
     env = GymnasiumEnv(Changing, 2, vector_kwargs={"autoreset_mode": mode})
+    if ends and mode == AutoresetMode.SAME_STEP:  # the observation is not put beside the others'
+        message = message.replace("the observation", "the final observation")
     env.reset(seed=0)
     for _ in range(2):
         env.step(torch.zeros(2, dtype=torch.int64))

@@ -133,7 +133,7 @@ def check_reset(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: in
     """Raise TypeError or ValueError unless a reset's result, of `num_envs` copies or one, is of Gymnasium's form."""
     owner = f"{type(env).__name__}.reset"
     obs, _ = _values(owner, result, "(observation, info)")
-    _check_obs(owner, "the observation", obs, space, num_envs)
+    check_obs(owner, "the observation", obs, space, num_envs)
 
 
 def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int | None = None) -> None:
@@ -143,7 +143,7 @@ def check_step(env: Any, result: Any, space: spaces.Space[Any], *, num_envs: int
     obs, reward, terminated, truncated, _ = _values(owner, result, form)
     rewards = {"reward" if num_envs is None else "rewards": reward}
     check_rows(owner, num_envs, **rewards, terminated=terminated, truncated=truncated)
-    _check_obs(owner, "the observation", obs, space, num_envs)
+    check_obs(owner, "the observation", obs, space, num_envs)
 
 
 def check_latest(copies: Iterable[Any]) -> None:
@@ -173,7 +173,7 @@ def _values(owner: str, result: Any, form: str) -> Any:
     return result
 
 
-def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_envs: int | None) -> None:
+def check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_envs: int | None) -> None:
     """Raise ValueError unless an observation, or a batch, has the parts, shapes and kinds of numbers of its space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         given = obs if isinstance(obs, Mapping) and isinstance(space, spaces.Dict) else {}
@@ -183,7 +183,7 @@ def _check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_en
             if key not in given:
                 got = f"{', '.join(map(str, given))}" if given else _described(obs)
                 raise ValueError(f"{owner}: {name} must have the parts of {describe_space(space)}; got {got}.")
-            _check_obs(owner, f"{name}[{key!r}]", given[key], part, num_envs)
+            check_obs(owner, f"{name}[{key!r}]", given[key], part, num_envs)
         return
     array = obs if isinstance(obs, Tensor) else np.asarray(obs)
     fits = tuple(array.shape) == (*(() if num_envs is None else (num_envs,)), *(space.shape or ()))

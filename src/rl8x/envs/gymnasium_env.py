@@ -23,7 +23,15 @@ from torch import Tensor
 from rl8x.envs.base import Actions, Carry, Env, Observation, Step, apart
 from rl8x.envs.bindings import Attribute, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundBatch, BoundCopies
-from rl8x.envs.checks import check_latest, check_reset, check_step, check_time_limit, is_vectorised, refuse_observing
+from rl8x.envs.checks import (
+    check_latest,
+    check_obs,
+    check_reset,
+    check_step,
+    check_time_limit,
+    is_vectorised,
+    refuse_observing,
+)
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
@@ -232,11 +240,15 @@ class GymnasiumEnv(SimulatorEnv):
                 )
             self.gives_final_obs = False
             return obs, obs
+        about = f"{self._source}.step", "the final observation"
+        space = self.vector_env.single_observation_space
         if not isinstance(final, np.ndarray) or final.dtype != object:
+            check_obs(*about, final, space, self.num_envs)
             return obs, where_rows(done, self._observation(final), obs)
         final_obs = tree_map(Tensor.clone, obs)
         parts = flatten_tree("obs", final_obs)
         for row in done.nonzero().squeeze(1).tolist():
+            check_obs(*about, final[row], space, None)
             for name, value in flatten_tree("obs", self._observation(final[row])).items():
                 parts[name][row] = value
         return obs, final_obs
