@@ -167,6 +167,16 @@ def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, mo
         compare([folder])
 
 
+def test_runs_of_several_stores_are_refused_where_one_store_would_be_asked_for_all(store, tmp_path):
+    fill(store)
+    elsewhere = tmp_path / "elsewhere" / "mlruns" / "checkpoints" / "a"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "elsewhere" / "mlruns" / "mlflow.db").touch()
+    for given in ({"runs": ["a", elsewhere]}, {"runs": elsewhere, "experiment": "poles"}):
+        with pytest.raises(ValueError, match=r"several stores, .*mlflow\.db and .*mlflow\.db: compare those of one"):
+            compare(**given)
+
+
 def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others(store):
     store.set_tags(fill(store)["b"], {"rl8x.param_change.lr": "0.5"})
     made = compare(["a", "b"], group_by="lr")

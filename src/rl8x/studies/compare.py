@@ -23,7 +23,7 @@ from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_middle, in_line, percent, table, width_of
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
-from rl8x.tracking.location import store_of
+from rl8x.tracking.location import locate, store_of
 from rl8x.tracking.private import RunRecord
 from rl8x.tracking.protocol import PARENT_TAG, legal_name
 from rl8x.tracking.runs import RunReader
@@ -38,6 +38,7 @@ _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Metrics for which a run logs `best/NAME`, the best over all its rows.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
+_UNLIKELY: Final = ("profiling/", "memory/", "algorithm/", "env/", "coefficients/")
 _PREFIX: Final = "algorithm_config."
 _FACTS: Final = ("execution.compiled_from", "model.num_parameters")  # follow from other params, or from chance
 _MAX_VALUE: Final = 40  # characters of a param's value that a table or label shows
@@ -262,15 +263,18 @@ def compare(
         The comparison; its text is the table for a terminal.
 
     Raises:
-        ValueError: If a run, metric or param does not exist, the runs have no common metric, or `level` is illegal.
+        ValueError: If a run, metric or param does not exist, the runs are of several stores or have no common metric,
+            or `level` is illegal.
 
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """
     if not 0 < level < 1:
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    folders = [Path(each) for each in _listed(runs) if os.path.isdir(each)]
-    stores = (store_of(each, tracking_uri, (read_if_there(each / DEFINITION) or {}).get("mlruns")) for each in folders)
-    reader = RunReader(next((each["tracking_uri"] for each in stores), tracking_uri))
+    uris = [_store_of(Path(word), tracking_uri) for word in _listed(runs)] + [tracking_uri] * (experiment is not None)
+    if len(stores := {locate(uri).uri: locate(uri).shown for uri in uris}) > 1:
+        named = " and ".join(stores.values())
+        raise ValueError(f"the runs are of several stores, {named}: compare those of one, or name it by tracking_uri.")
+    reader = RunReader(uris[0] if uris else tracking_uri)
     records = find_runs(reader, _listed(runs), experiment)
     names = tuple(dict.fromkeys(_listed(metrics))) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
@@ -297,6 +301,13 @@ def compare(
 
 def _listed(words: Sequence[Any] | str | Path) -> Sequence[Any]:
     return (words,) if isinstance(words, str | Path) else words
+
+
+def _store_of(word: Path, tracking_uri: str | None) -> str | None:
+    """Return the store of a run's or a study's folder, and for a name the one that training would use here."""
+    if not os.path.isdir(word):
+        return tracking_uri
+    return store_of(word, tracking_uri, (read_if_there(word / DEFINITION) or {}).get("mlruns"))["tracking_uri"]
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
@@ -340,7 +351,7 @@ def _clock_of(run: RunRecord) -> str | None:
 def common_metric(runs: Sequence[RunRecord]) -> str:
     """Return the default metric to compare, which all runs have: returns of evaluations, else of training, else any."""
     common = set.intersection(*(set(run.metrics) for run in runs))
-    others = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
+    others = sorted(name for name in common if not name.startswith(_UNLIKELY))
     if useful := [*filter(common.__contains__, _PREFERRED), *others]:
         return useful[0]
     without = [run.name for run in runs if not run.metrics]
