@@ -193,7 +193,7 @@ def test_one_parameter_is_a_curve_two_are_a_heat_map_and_of_three_it_has_the_two
     frame["returns"] = math.nan
     for empty in (frame, frame[frame["c"] == 1], trainer.evaluate_grid({"a": 1}, episodes=1)):
         with pytest.raises(
-            ValueError, match=r"nothing to draw: give one parameter of the grid several values, in which"
+            ValueError, match=r"nothing to draw: give one parameter of the grid several values with finite"
         ):
             plot_grid(empty)
 

@@ -329,12 +329,8 @@ def render(summary: Sequence[Mapping[str, Any]]) -> str:
     """Return the table, followed by the reasons of failures, modes that need much memory, and the fastest mode."""
     on_device = any("peak_device_mb" in row for row in summary)
     unit = next((row["unit"] for row in summary if "unit" in row), "transitions")
-    columns = {
-        title.replace("transitions", unit): form
-        for title, form in _COLUMNS.items()
-        if on_device or "device" not in title
-    }
-    lines, failed, heavy = [tuple(columns)], list[str](), list[str]()
+    columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
+    lines, failed, heavy = [tuple(title.replace("transitions", unit) for title in columns)], list[str](), list[str]()
     eager = {row["precision"]: row for row in summary if row["execution"] == "eager" and "transitions_per_s" in row}
     for row in summary:
         name = f"{row['execution']} {row['precision']}"

@@ -72,8 +72,7 @@ def left_tag(left: Sequence[LeftBehind]) -> dict[str, str]:
 
 def _is_of_course(name: str, value: float, other: float) -> bool:
     """Whether two values of a metric at one step can be of the same course, which repeats bit by bit."""
-    alike = value == other or (math.isnan(value) and math.isnan(other))
-    return not name.startswith(_TELLING) or alike
+    return not name.startswith(_TELLING) or value == other or (math.isnan(value) and math.isnan(other))
 
 
 class Repeats:

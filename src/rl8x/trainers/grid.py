@@ -232,9 +232,7 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
     """
     drawing = _grid_drawing(frame)
     if drawing is None:
-        raise ValueError(
-            "there is nothing to draw: give one parameter of the grid several values, in which returns are finite."
-        )
+        raise ValueError("there is nothing to draw: give one parameter of the grid several values with finite returns.")
     return drawn(drawing, LIGHT, titled=True)
 
 
