@@ -116,6 +116,16 @@ def test_without_a_compiler_runs_are_eager_and_nothing_is_broken(probed, mlruns,
     assert 'runs are eager and execution="compile" is refused' in call("doctor")
 
 
+def test_a_compiler_of_no_name_is_the_usual_one_and_a_file_is_no_cache(probed, mlruns, monkeypatch, call, tmp_path):
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert "g++ is not there: " in call("doctor")
+    for place, said in ((tmp_path / "file", "which is no folder"), (tmp_path / "none", "not made yet")):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("RL8X_CACHE_DIR", str(place))
+        assert f"{place}, {said}" in call("doctor")
+
+
 def test_what_cannot_be_found_out_hides_nothing_else(probed, mlruns, monkeypatch, call):
     for name in ("_devices", "_threads", "_cache", "_requirements"):
         monkeypatch.setattr(doctor, name, {"_requirements": dict}.get(name, lambda *args: 1 / 0))

@@ -221,7 +221,7 @@ def _threads(machine: dict[str, Any]) -> str:
 
 def _compiler() -> list[str]:
     """Compile a shared library like a program of `execution="compile"`; return a line on the result."""
-    name = os.environ.get("CXX", "g++")
+    name = os.environ.get("CXX") or "g++"
     words = [*shlex.split(name), "-O2", "-shared", "-fPIC", "-std=c++17"]
     lacking = 'without it runs are eager and execution="compile" is refused'
     if shutil.which(words[0]) is None:
@@ -244,7 +244,8 @@ def _cache() -> list[str]:
 
     folder = Path(os.environ.get("RL8X_CACHE_DIR") or platformdirs.user_cache_dir("rl8x", appauthor=False))
     if not folder.is_dir():
-        return [f"{folder}, not made yet"]
+        is_file = os.path.lexists(folder)
+        return [f"{folder}, {'which is no folder: each run compiles for itself' if is_file else 'not made yet'}"]
     files = [path for path in folder.iterdir() if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     programs = sum(path.suffix == ".so" for path in files)
