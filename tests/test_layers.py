@@ -19,6 +19,7 @@ PACKAGE = ROOT / "src" / "rl8x"
 _ROWS = re.findall(r"^\| L\d \| (.*?) \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
 LEVEL = {part: level for level, row in enumerate(_ROWS) for part in re.findall(r"`(\w+)`", row)}
 BESIDE: dict[str, set[str]] = {
+    "disk": {"output"},
     "plain": {"output"},
     "trusted": {"disk"},
     "importing": {"trusted"},

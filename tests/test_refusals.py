@@ -41,6 +41,9 @@ from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record
 from rl8x.schedules import Schedule
 from rl8x.spaces import AsymmetricDict, check_supported, space_to_plain
+from rl8x.studies.compare import compare
+from rl8x.studies.report import report
+from rl8x.studies.statistics import bootstrap, mean
 from rl8x.video import film, record_video
 
 do = functools.partial
@@ -497,6 +500,15 @@ TRAINERS = [
         for argument, (legal, values, call) in GIVEN.items()
         for value in values
     ),
+    *(
+        (f"^`{name}` must be a text or a list of texts; got", do(compare, **{name: each}))
+        for name in ("runs", "metrics", "group_by")
+        for each in (GRID, torch.tensor(3), 3, int, b"x")
+    ),
+    *(("^`level` must be .*; got", do(compare, "x", level=each)) for each in (GRID, None, "x", 1, math.nan)),
+    *(("^`level` must be .*; got", do(bootstrap, mean, [[1.0]], level=each)) for each in (GRID, None, "x", 0)),
+    *(("^`study`, a folder or .*; got", do(report, each)) for each in (GRID, None, 3, "")),
+    ("Study.*mapping|`vary` must be .*; got", lambda: rl8x.Study({"a": {}}, {"length": 1.0}, vary=GRID)),
     *(("`stop_conditions` must be a list.*; got", do(as_conditions, each)) for each in (3, torch.tensor(3))),
     *(("^An environment is .*; got", do(of_algorithm, eval_env=each)) for each in (GRID, GRID.numpy())),
     *(

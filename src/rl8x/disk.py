@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rl8x.output import shown
+
 SUMS: Final = "SHA256SUMS"
 """The file with the digests of the other files in its folder."""
 
@@ -21,7 +23,7 @@ def named_path(path: str | os.PathLike[str], owner: str) -> Path:
     """Check and return a path that a user gave; `owner` names the argument in errors."""
     text = os.fsdecode(path) if isinstance(path, str | os.PathLike) else ""
     if not text.strip() or "\0" in text:
-        raise ValueError(f"{owner} must be a path, without NUL; got {path!r:.200}.")
+        raise ValueError(f"{owner} must be a path, without NUL; got {shown(path)}.")
     return Path(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,6 +180,16 @@ def members(given: Iterable[_MemberT], must: str) -> Iterator[_MemberT]:
         return iter(given)
     except TypeError:
         raise TypeError(f"{must}; got {shown(given)}.") from None
+
+
+def names_in(given: Any, name: str) -> tuple[Any, ...]:
+    """Return names or paths given as a list or a single one, None as none; else raise a `TypeError`."""
+    must = f"`{name}` must be a text or a list of texts"
+    one = isinstance(given, str | os.PathLike)
+    listed = () if given is None else (given,) if one else tuple(members(given, must))
+    if not all(isinstance(each, str | os.PathLike) for each in listed):
+        raise TypeError(f"{must}; got {shown(given)}.")
+    return listed
 
 
 def check_state(state: object, key: str) -> None:

@@ -226,7 +226,7 @@ def test_a_server_gives_the_same_comparison(store, server, mlflow_client):
         ({"runs": []}, "no run is named: give names or IDs of runs, folders of checkpoints, or an experiment"),
         ({"experiment": "sticks"}, "there is no experiment 'sticks' in .*; there are Default, poles"),
         ({"runs": ["a"], "metrics": ["return/mean"]}, r"no run has the metric 'return/mean'.*returns/mean"),
-        ({"runs": ["parent"], "group_by": "lrr"}, r"no run has the param 'lrr'; those that differ are lr, seed"),
+        ({"runs": ["parent"], "group_by": "lrr"}, r"no run has the param 'lrr'; those that differ: lr, seed"),
         ({"runs": ["a", "empty"]}, "there is no metric that all of the runs have; without any: empty"),
     ],
 )

@@ -21,6 +21,7 @@ from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_middle, in_line, percent, table, width_of
+from rl8x.plain import names_in
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
 from rl8x.tracking.location import locate, store_of
@@ -240,7 +241,7 @@ def compare(
     runs: Sequence[str | Path] | str | Path = (),
     *,
     experiment: str | None = None,
-    metrics: Sequence[str] | str = (),
+    metrics: Sequence[str] | str | None = None,
     group_by: Sequence[str] | str = (),
     minimize: bool = False,
     level: float = 0.95,
@@ -268,15 +269,16 @@ def compare(
 
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be in (0, 1); got {level}.")
-    uris = [_store_of(Path(word), tracking_uri) for word in _listed(runs)] + [tracking_uri] * (experiment is not None)
+    statistics.check_level(level)
+    given = {"runs": runs, "metrics": metrics, "group_by": group_by}
+    runs, metrics, group_by = (names_in(names, name) for name, names in given.items())
+    uris = [_store_of(Path(word), tracking_uri) for word in runs] + [tracking_uri] * (experiment is not None)
     if len(stores := {locate(uri).uri: locate(uri).shown for uri in uris}) > 1:
         named = " and ".join(stores.values())
         raise ValueError(f"the runs are of several stores, {named}: compare those of one, or name it by tracking_uri.")
     reader = RunReader(uris[0] if uris else tracking_uri)
-    records = find_runs(reader, _listed(runs), experiment)
-    names = tuple(dict.fromkeys(_listed(metrics))) or (common_metric(records),)
+    records = find_runs(reader, runs, experiment)
+    names = tuple(dict.fromkeys(metrics)) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
     rows = [
         (run.id, name, step, value)
@@ -292,15 +294,11 @@ def compare(
         known = sorted({metric for run in records for metric in run.metrics})
         hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
         raise ValueError(f"no run has the metric {name!r}.{hint}")
-    by = tuple(param_name(name, records) for name in _listed(group_by))
+    by = tuple(param_name(name, records) for name in group_by)
     comparison = Comparison(tuple(records), names, points, by, grouped_runs(records, by), minimize, level)
     if output is not None:
         comparison.write(output)
     return comparison
-
-
-def _listed(words: Sequence[Any] | str | Path) -> Sequence[Any]:
-    return (words,) if isinstance(words, str | Path) else words
 
 
 def _store_of(word: Path, tracking_uri: str | None) -> str | None:
@@ -387,7 +385,7 @@ def param_name(name: str, runs: Sequence[RunRecord]) -> str:
             return candidate
     differ = differing(runs)
     raise ValueError(
-        f"no run has the param {name!r}; those that differ are {', '.join(differ)}.{did_you_mean(name, known)}"
+        f"no run has the param {name!r}; those that differ: {', '.join(differ) or 'none'}.{did_you_mean(name, known)}"
     )
 
 

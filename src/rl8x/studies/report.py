@@ -16,9 +16,11 @@ from typing import Any, Final
 
 import pandas
 
+from rl8x.disk import named_path
 from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
 from rl8x.output import counted, percent
 from rl8x.output import table as in_columns
+from rl8x.plain import names_in
 from rl8x.studies import figures, table
 from rl8x.studies.statistics import HEADINGS, MEANINGS, Over, Summary, cells_of, summarize
 from rl8x.studies.table import DEFINITION, EVALUATIONS, Evaluations, Supports, about, plain_name, read
@@ -50,7 +52,7 @@ class FoundStudy:
 
 def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
     """Find a study with a table of evaluations by its folder, or by the name or ID of its parent run."""
-    folder = Path(study)
+    folder = named_path(study, "`study`, a folder or a run's name or ID,")
     if os.path.isfile(folder / EVALUATIONS):
         return _read_study(folder, folder.resolve().name, folder / "report", None)
     if os.path.isfile(folder / DEFINITION):
@@ -196,6 +198,7 @@ def report(
 def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **options: Any) -> Report:
     """Make the report of a found study without writing it; `options` are those of `summarize`."""
     evaluations = table.read_evaluations(study.table)
+    parameters = None if parameters is None else names_in(parameters, "parameters")
     axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, **options)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, study.definition), *notes))

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rl8x.drawing import Array, Curve
 from rl8x.output import percent
+from rl8x.plain import checked_number
 from rl8x.studies.table import Evaluations, Group
 
 Over = Literal["policies", "cells"]
@@ -77,6 +78,12 @@ def performance_profile(scores: Array, thresholds: ArrayLike) -> Array:
     return np.stack([(flat > level).mean(axis=-1) for level in np.asarray(thresholds)], axis=-1)
 
 
+def check_level(level: Any) -> None:
+    """Raise `ValueError` unless the coverage of intervals is a number in (0, 1)."""
+    if not 0 < checked_number(level, "level") < 1:
+        raise ValueError(f"`level` must be in (0, 1); got {level}.")
+
+
 def bootstrap(
     statistic: Callable[..., Any],
     *scores: ArrayLike,
@@ -95,8 +102,7 @@ def bootstrap(
     arrays = [np.asarray(each, dtype=np.float64) for each in scores]
     if over not in ("policies", "cells"):
         raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be in (0, 1); got {level}.")
+    check_level(level)
     value = np.asarray(statistic(*(each[None] for each in arrays)), dtype=np.float64)[0]
     if any(len(each) < 2 for each in arrays):
         return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))

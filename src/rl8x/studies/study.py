@@ -73,7 +73,7 @@ class Study:
         trust: Trust = True,
         **options: Any,
     ) -> None:
-        data = {"train": train, "test": test, "seeds": seeds, "vary": vary or {}, **options}
+        data = {"train": train, "test": test, "seeds": seeds, "vary": {} if vary is None else vary, **options}
         self.config = StudyConfig.from_dict(data, trust=trust)
         self.failed: dict[str, str] = {}
         self.has_arrived = True

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rl8x.output import counted, in_line
+from rl8x.output import counted, in_line, shown
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import JOURNAL, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.location import Location, database_beside, is_default, locate, mlruns_dir, shell_tracking_uri
@@ -192,6 +192,8 @@ class RunReader:
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
+        if not isinstance(run, str):
+            raise TypeError(f"a run is named by its ID or its name, a text; got {shown(run)}.")
         run = readable(run)
         with self._tracking_errors():
             runs = self._find("id", run) if run.isalnum() else []
