@@ -13,7 +13,7 @@ from tests.trainers.test_rows import ROW, make
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
-from rl8x.output import say
+from rl8x.output import measured, say
 from rl8x.trainers.rows import ProgressReporter
 
 TRAIN = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--device", "cpu", "--no-tracking"]
@@ -110,3 +110,14 @@ def test_letters_that_a_locale_does_not_have_are_escaped_and_the_rest_is_written
     for line in ("run Läufer is in gr\udcc3\udcbcn", "as it was"):
         say(line)
     assert written.getvalue() == b"run L\\xe4ufer is in gr\\udcc3\\udcbcn\nas it was\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(0.123456, "0.1235"), (-152.34, "-152.3"), (9_999.4, "9999"), (9_999.7, "10000"), (-10_934.2, "-10934")],
+        *[(12_345_678.9, "12345679"), (1e300, "1e+300"), (0.0, "0"), (1e-9, "1e-09"), (float("nan"), "nan")],
+    ],
+)
+def test_measured_numbers_have_four_digits_or_all_before_the_point(value, text):
+    assert measured(value) == text

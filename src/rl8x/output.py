@@ -128,6 +128,11 @@ def short(count: float) -> str:
     return f"{count:.0f}"
 
 
+def measured(value: float) -> str:
+    """Write a measured number in four digits, or all before the point: 0.1235, 1.235, 12346, 1e+300."""
+    return f"{value:.0f}" if 9_999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Put rows of cells in columns, each as wide as its widest cell.
 

@@ -116,7 +116,7 @@ def test_runs_of_other_programs_are_read_as_mlflow_shows_them(store):
     store.log_points(run_id, [Point("size", *point) for point in size])
     made = compare(["odd"], metrics=["loss", "size"])
     assert made.frame.loc[0, ["loss", "best_step/loss", "size"]].tolist() == [9_999.7, 2, 1e300]
-    assert made.cells()[1] == ["odd", "running", "2", "10,000", "10,000", "2", "1e+300", "1e+300", "1"]
+    assert made.cells()[1] == ["odd", "running", "2", "10000", "10000", "2", "1e+300", "1e+300", "1"]
     of_store = [(point.value, point.timestamp, point.step) for point in store.points(run_id, "size")]
     assert of_store == size
     assert RunReader().run("odd").metrics == {"loss": 9_999.7, "size": -math.inf}

@@ -22,7 +22,7 @@ from rl8x.envs import Env, env_maker, validate
 from rl8x.envs.cells import make_cells
 from rl8x.envs.parameters import inherited_config, plain, shown_value
 from rl8x.importing import find_modules_here
-from rl8x.output import counted, say, table
+from rl8x.output import counted, measured, say, table
 from rl8x.policy import Policy
 from rl8x.replay.recording import check_new_id, record, write_minari
 from rl8x.rollouts.episodes import play_episodes
@@ -228,14 +228,14 @@ def _report(config: Mapping[str, Any], returns: NDArray[Any], lengths: NDArray[A
     cut = int((~finished).sum())
     note = f"\n{counted(cut, 'episode')} of {finished.size} had not ended: see --max-steps" if cut else ""
     if copies == 1:
-        shown = ", ".join(f"{value:.4g}" for value in returns[0, :20]) + (", ..." if episodes > 20 else "")
-        mean = f", mean {returns.mean():.4g}" if episodes > 1 else ""
+        shown = ", ".join(map(measured, returns[0, :20])) + (", ..." if episodes > 20 else "")
+        mean = f", mean {measured(returns.mean())}" if episodes > 1 else ""
         return f"returns     {shown}{mean}; {lengths.mean():,.4g} steps{' on average' * (episodes > 1)}{note}"
     varied = [name for name, value in config.items() if isinstance(value, list)]
     rows = [["copy", *varied, "mean return", "lowest", "highest", "steps"]]
     for copy in range(copies):
         numbers = [returns[copy].mean(), returns[copy].min(), returns[copy].max(), lengths[copy].mean()]
-        rows.append([str(copy), *(f"{config[name][copy]:g}" for name in varied), *(f"{n:.4g}" for n in numbers)])
+        rows.append([str(copy), *(f"{config[name][copy]:g}" for name in varied), *map(measured, numbers)])
     return table(rows) + note
 
 
@@ -300,7 +300,7 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
     else:
         write_minari(target, recorded.dataset, algorithm_name="random" if is_random else acting.algorithm)
     say(f"env_config  {_in_words(config)}{'' if overrides else acting.source}")
-    mean = f", mean return {recorded.returns.mean():.4g}" if len(recorded.returns) else ""
+    mean = f", mean return {measured(float(recorded.returns.mean()))}" if len(recorded.returns) else ""
     say(f"wrote       {target}: {recorded.dataset.size:,} transitions, {len(recorded.returns):,} whole episodes{mean}")
     return 0
 

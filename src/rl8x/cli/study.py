@@ -23,7 +23,7 @@ from rl8x.cli.options import run_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
 from rl8x.importing import find_modules_here, texts
-from rl8x.output import counted, say, table
+from rl8x.output import counted, measured, say, table
 
 _EXAMPLES: Final = """\b
 rl8x study -f study.yaml --jobs 2
@@ -138,7 +138,7 @@ def _rows(frame: Any) -> list[list[str]]:
     within = final.groupby([*by, columns.SEED], sort=False, dropna=False)[columns.INSIDE]
     lacks = {"inside": ~within.any(), "outside": within.all()}
     # A return that is not finite is not skipped, so its mean is not finite either.
-    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map("{:.4g}".format)
+    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map(measured)
     for name, policy_lacks in lacks.items():  # as in the report: a group has a mean if each of its policies has one
         means[name] = means[name].mask(policy_lacks.groupby(by, sort=False, dropna=False).any(), "-")
     means.insert(0, "seeds", policies.size())

@@ -21,7 +21,7 @@ from rl8x.config.spec import FIELDS, RunOptions
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import find_modules_here, texts
-from rl8x.output import counted, say
+from rl8x.output import counted, measured, say
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -255,5 +255,5 @@ def _summarize(stats: TrainStats, evaluated_at: int) -> None:
     for group, quantity, of in (("returns", "return", played), ("horizon_returns", "return of a horizon", "")):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
-            measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
-            say(f"evaluated   {measured}, {of}deterministic, {when}")
+            returns = f"{quantity} {measured(mean)} +- {std:.3g} (from {measured(low)} to {measured(high)})"
+            say(f"evaluated   {returns}, {of}deterministic, {when}")

@@ -20,7 +20,7 @@ from rl8x import drawing, keys
 from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
-from rl8x.output import counted, cut_middle, in_line, percent, table, width_of
+from rl8x.output import counted, cut_middle, in_line, measured, percent, table, width_of
 from rl8x.plain import names_in
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
@@ -416,9 +416,7 @@ def _decimals(value: float) -> int:
 
 
 def _number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.0f}" if 9_999.5 <= abs(value) < 1e15 else f"{value:.4g}"
+    return "-" if math.isnan(value) else measured(value)
 
 
 def _count(value: float) -> str:

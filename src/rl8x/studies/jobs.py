@@ -22,7 +22,7 @@ from typing import Any, Final
 import joblib
 
 from rl8x.distributed import ranks
-from rl8x.output import Unfailing, described, say, short, shown
+from rl8x.output import Unfailing, described, measured, say, short, shown
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.locks import is_locked
@@ -265,7 +265,7 @@ class StudyProgress:
             text = f"failed: {done['error']}"
         else:
             result = done["result"]
-            means = {name.rpartition("/")[2]: f"{value:.4g}" for name, value in result["means"].items()}
+            means = {name.rpartition("/")[2]: measured(value) for name, value in result["means"].items()}
             parts = [f"return {means['mean']} in all cells"]
             parts += [f"{name} {means[name]}" for name in ("inside", "outside") if name in means]
             parts += [f"{short(result['at'])} {counter_name(result['clock'])}"]

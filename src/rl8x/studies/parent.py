@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from rl8x import __version__
-from rl8x.output import counted
+from rl8x.output import counted, measured
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.statistics import mean_curve
@@ -99,8 +99,8 @@ class ParentRun:
         if (found := _results(final)) is not None:
             name, mean, metrics = found
             self.tracker.log_metrics(metrics, int(final[table.clock_of(final)].max()))
-            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{mean:.4g}, mean return of {name}"})
-            result = f"Best `{name}`: mean return {mean:.4g} over seeds and test cells."
+            self.tracker.set_tags({"study.best": name, "rl8x.result": f"{measured(mean)}, mean return of {name}"})
+            result = f"Best `{name}`: mean return {measured(mean)} over seeds and test cells."
             self.tracker.describe(self._description(result))
         series = pd.DataFrame(_series(curves, (_MAX_KEYS - len(metrics)) // 3)).sort_index()
         for step, row in series.iterrows():

@@ -18,7 +18,7 @@ import pandas
 
 from rl8x.disk import named_path
 from rl8x.drawing import MAX_LINES, Axis, Drawing, along, chosen_axes, labelled, main_pair
-from rl8x.output import counted, percent
+from rl8x.output import counted, measured, percent
 from rl8x.output import table as in_columns
 from rl8x.plain import names_in
 from rl8x.studies import figures, table
@@ -143,7 +143,7 @@ class Report:
             values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
             within, seeds = int(group.inside[:, cell].sum()), len(group.seeds)
             support = {0: "outside", seeds: "inside"}.get(within, f"inside for {within} of {seeds} seeds")
-            rows.append([group.label, *values, f"{means[cell]:.4g}", f"{own:.4g}", support])
+            rows.append([group.label, *values, measured(means[cell]), measured(own), support])
         return rows
 
     def write(self, folder: str | Path) -> list[Path]:

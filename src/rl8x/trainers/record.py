@@ -33,7 +33,7 @@ from rl8x.config.spec import RunSpec, TrainerSpec, default_of
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig, Parsed, function_form, function_name, inherited_config, shown_value
 from rl8x.importing import import_named, is_dotted, keys_in, needs_trust, texts
-from rl8x.output import counted, is_interactive
+from rl8x.output import counted, is_interactive, measured
 from rl8x.plain import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import database_beside
@@ -422,13 +422,13 @@ class Record:
         lines = []
         if results.headline is not None:
             name, course = results.headline
-            lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {unit}.")
+            lines.append(f"Best {_code(name)}: {measured(course.best)}, at {course.best_step:,} {unit}.")
         for name in (f"{keys.EVAL_PREFIX}returns", f"{keys.EVAL_PREFIX}horizon_returns"):
             if f"{name}/std" in evaluation:
                 evaluated_at = results.measured_at(f"{name}/mean")
                 when = "" if evaluated_at in (None, at) else f", at {evaluated_at:,} of {at:,} {unit}"
                 mean, std = evaluation[f"{name}/mean"], evaluation[f"{name}/std"]
-                lines.append(f"Last evaluation{when}: {_code(name)} {mean:.4g} ± {std:.3g}.")
+                lines.append(f"Last evaluation{when}: {_code(name)} {measured(mean)} ± {std:.3g}.")
         return " ".join([*lines, end] if status == "FINISHED" else [end, *lines])
 
     # -- how to continue

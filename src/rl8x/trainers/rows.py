@@ -18,7 +18,7 @@ from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
 from rl8x.distributed import ranks
-from rl8x.output import Unfailing, in_notebook, short, shown
+from rl8x.output import Unfailing, in_notebook, measured, short, shown
 from rl8x.rollouts.statistics import Stats, pool
 
 MAX_POINTS: Final = 512
@@ -179,7 +179,7 @@ class Results:
         if self.headline is None:
             return ""
         name, course = self.headline
-        return f"{course.last:.4g}, best {course.best:.4g} ({name.removesuffix('/mean')})"
+        return f"{measured(course.last)}, best {measured(course.best)} ({name.removesuffix('/mean')})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the courses as plain data."""
@@ -306,11 +306,11 @@ def metric_texts(
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")
-    parts += [f"eval {stats[name]:.4g}" for name in keys.EVALUATED_RETURNS if name in stats]
+    parts += [f"eval {measured(stats[name])}" for name in keys.EVALUATED_RETURNS if name in stats]
     if episode_return is not None:
-        parts.append(f"return {episode_return:.4g}")
+        parts.append(f"return {measured(episode_return)}")
     elif _HORIZON_RETURN in stats:
-        parts.append(f"horizon return {stats[_HORIZON_RETURN]:.4g}")
+        parts.append(f"horizon return {measured(stats[_HORIZON_RETURN])}")
     if clock in stats:
         parts.append(f"{counter_name(clock)} {short(stats[clock])}")
     for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):
