@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from rl8x.tracking.repeats import JournalRepeats, LeftBehind, Point, ServerRepeats, left_tag, read_rows
+from rl8x.tracking.repeats import (
+    LEFT_TAG,
+    JournalRepeats,
+    LeftBehind,
+    Point,
+    ServerRepeats,
+    left_behind,
+    left_tag,
+    read_rows,
+)
 
 LOSS, EVAL = "losses/total", "eval/returns/mean"
 RESUMED = 1500
@@ -68,6 +77,11 @@ def test_rows_from_before_the_resume_that_thinning_held_back_leave_nothing_behin
     assert repeats.new_rows((7, 1008, {LOSS: 2.0})) == [(7, 1008, {LOSS: 2.0})]
     assert repeats.new_rows((8, 1009, {LOSS: 3.0})) == []
     assert repeats.left is None
+
+
+@pytest.mark.parametrize("text", ["x", "3", "null", "{}", "[[1]]", "[[null, 1]]", "[[Infinity, 1]]"])
+def test_a_tag_that_a_user_has_changed_leaves_nothing_behind(text):
+    assert left_behind({LEFT_TAG: text}) == []
 
 
 def test_rows_of_the_journal_are_those_that_count():

@@ -61,7 +61,7 @@ def left_behind(tags: Mapping[str, str]) -> list[LeftBehind]:
     """Read the superseded points from a run's tags."""
     try:
         return [LeftBehind(int(step), int(before)) for step, before in json.loads(tags.get(LEFT_TAG, "[]"))]
-    except (ValueError, TypeError):  # a user may have changed the tag
+    except (ValueError, TypeError, OverflowError):  # a user may have changed the tag
         return []
 
 
