@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -121,10 +122,15 @@ def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     """Return the dtype of a tensor of the space's elements."""
-    name = np.dtype(space.dtype).name if space.dtype is not None else "none"
+    name = _dtype_name(space.dtype) if space.dtype is not None else "none"
     if name not in DTYPES:
         raise ValueError(f"{describe_space(space)} has no dtype for a tensor; needs one of {', '.join(DTYPES)}.")
     return DTYPES[name]
+
+
+@functools.lru_cache
+def _dtype_name(dtype: Any) -> str:
+    return str(np.dtype(dtype).name)  # takes longer than to compare shapes
 
 
 def describe_space(space: object) -> str:
@@ -248,6 +254,13 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
         return convert(space, tree)
     parts = {key: element_of(part, tree[key], convert) for key, part in named_parts(space)}
     return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+
+
+def in_dtypes(space: spaces.Space[Any], tree: Any) -> Any:
+    """Return the parts of a space of a tree of tensors, `[num, *shape]` each, in the dtypes of the space's elements."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: in_dtypes(part, tree[key]) for key, part in named_parts(space)}
+    return tree.to(torch_dtype(space))
 
 
 def outside(obs: Any, space: spaces.Space[Any], name: str = "obs") -> list[str]:

@@ -16,7 +16,8 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 from tests.probes import Steps
 
-from rl8x import PPOConfig, keys
+from rl8x import NullTracker, PPOConfig, Trainer, keys
+from rl8x.algorithms import DQNConfig, PQNConfig
 from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.replay.recording import record
@@ -176,6 +177,77 @@ def test_an_adapter_of_ones_own_gives_one_number_for_each_copy(field, monkeypatc
     monkeypatch.setattr(Own, "given", {field: torch.zeros(2, 1)})
     with pytest.raises(ValueError, match=rf"^Own.advance: `{field}` must be shaped \[2\], .* got Tensor \[2, 1\] of"):
         env.step(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("obs", [torch.zeros(2), torch.zeros(2, 1, dtype=torch.complex64), torch.zeros(1, 1)])
+def test_an_adapter_of_ones_own_observes_elements_of_its_space(obs, monkeypatch):
+    env = Own(2)
+    env.reset()
+    monkeypatch.setattr(Own, "given", {"obs": obs})
+    with pytest.raises(ValueError, match=r"^Own.advance: the observation must be 2 elements of Box\(\[1\], float32\)"):
+        env.step(torch.zeros(2, 2))
+
+
+class Typed(Own):
+    """Its numbers are of other types than it declares: rewards 1, 2, 3, and an end at the third step."""
+
+    single_observation_space = spaces.Dict(a=spaces.Tuple([spaces.Discrete(5)]), b=spaces.Box(-9.0, 9.0, (1,)))
+    obs_type, reward_type, flag_type = torch.float64, torch.float64, torch.uint8
+
+    def seen(self):
+        return {"more": self.x, "b": self.x.to(self.obs_type), "a": {"0": self.x[:, 0].to(torch.int8)}}
+
+    def restart(self, noise):
+        carry, _ = super().restart(noise)
+        return carry, self.seen()
+
+    def advance(self, carry, actions, noise):
+        rewards = self.x[:, 0] + 1
+        done = rewards == 3
+        final = self.x + 1
+        self.x = final.masked_fill(done.unsqueeze(1), 0)
+        ends, final = done.to(self.flag_type), self.seen() | {"b": final.to(self.obs_type)}
+        results = (self.seen(), rewards.to(self.reward_type), ends, ends * 0, final)
+        return self.finish(carry, {}, {}, done, *results)
+
+
+@pytest.mark.parametrize("types", [(torch.float64, torch.float64, torch.uint8), (torch.int32, torch.int64, torch.int8)])
+@pytest.mark.parametrize("config", [PPOConfig, PQNConfig, DQNConfig])
+def test_what_an_adapter_of_ones_own_returns_is_in_the_types_that_it_declares(config, types):
+    def trained(*types):
+        kind = type("Typed", (Typed,), dict(zip(("obs_type", "reward_type", "flag_type"), types, strict=True)))
+        options = {"warmup_steps": 4, "batch_size": 4, "n_step": 2} if config is DQNConfig else {}
+        kind.single_action_space = spaces.Discrete(2)
+        trainer = Trainer(config(**SMALL, horizon=6, **options).build(kind(2)), tracker=NullTracker())
+        rows = [trainer.step() for _ in range(2)]
+        return trainer.algorithm, rows[-1]
+
+    (usual, row), (other, same) = trained(torch.float32, torch.float32, torch.bool), trained(*types)
+    assert (row["episodes/returns/mean"], row["episodes/lengths/mean"]) == (6.0, 3.0)
+    measured = [name for name in row if not name.startswith(("profiling/", "memory/"))]
+    assert {name: row[name] for name in measured} == {name: same[name] for name in measured}
+    for name, tensor in usual.rollout.tensors.items():
+        assert tensor.equal(other.rollout[name]), name
+        assert tensor.dtype == other.rollout[name].dtype, name
+    for one, another in zip(usual.policy.state_dict().values(), other.policy.state_dict().values(), strict=True):
+        assert one.equal(another)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_, np.float64])
+def test_observations_of_a_vector_environment_are_normalised_whatever_their_type(kind, tensors):
+    def moments(kind):
+        batch = Batch(spaces.Discrete(2), tensors=tensors)
+        batch.results = {"obs": batch.form(np.ones((2, 2), kind))}
+        batch.reset = lambda **_: (batch.results["obs"], {})
+        algorithm = PPOConfig(**SMALL, horizon=4, normalize_observations=True).build(batch)
+        algorithm.collect()
+        algorithm.step()
+        assert algorithm.rollout[keys.OBS].dtype == torch.float32
+        return algorithm.policy.state_dict()
+
+    for one, other in zip(moments(kind).values(), moments(np.float32).values(), strict=True):
+        assert one.equal(other)
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated"])

@@ -24,6 +24,7 @@ from rl8x.distributed import resolve_device
 from rl8x.envs.canvas import DrawsItself
 from rl8x.envs.checks import (
     check_declared,
+    check_obs,
     check_restored,
     check_rows,
     check_time_limit,
@@ -35,7 +36,7 @@ from rl8x.envs.parameter_state import ParameterState
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, plain
 from rl8x.envs.steps import Actions, Carry, Dynamics, Observation, Outcome, Parameters, State, Step
 from rl8x.envs.team import Team
-from rl8x.spaces import tree_of
+from rl8x.spaces import in_dtypes, tree_of
 from rl8x.trees import as_tensor, tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
@@ -308,8 +309,8 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         if seed is not None:
             self.set_seed(seed)
         self.parameter_state.begin()
-        self.carry, obs = self.restart(self.noise(1)[0])
-        return tree_map(Tensor.clone, obs), {}
+        self.carry, obs = restarted(self, self.noise(1)[0])
+        return obs, {}
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step in every copy; copies whose episode ended have already started the next one.
@@ -476,22 +477,45 @@ def _apart(obs: Observation, state: State) -> Any:
     return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)
 
 
+def restarted(env: Env, noise: Tensor) -> tuple[Carry, Observation]:
+    """Start an episode in every copy; arguments and results are those of `Env.restart`, in the form of `advanced`."""
+    carry, obs = env.restart(noise)
+    obs = tree_map(Tensor.clone, obs)  # it may share memory with the state
+    return carry, obs if env.capturable else _in_space(env, "restart", obs)
+
+
 def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
     """Step an environment; arguments and results are those of `Env.advance`.
 
-    A simulator may be third-party code that writes into the actions it gets and into the tensors it returned. So it
-    gets copies of the actions, and its results are copied, unless its `advance` is marked as `apart`.
+    A simulator may be third-party code that writes into the actions it gets and into the tensors it returned, and that
+    returns other types of numbers than it declares. So it gets copies of the actions, and its results are copied,
+    unless its `advance` is marked as `apart`, and converted to the types that `Step` and the observation space say.
     """
-    is_apart = env.capturable or getattr(env.advance, "is_apart", False)  # `validate` has checked a pure one
+    if env.capturable:  # `validate` has checked it
+        return env.advance(carry, actions, noise)
+    is_apart = getattr(env.advance, "is_apart", False)
     carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
-    shapes = step.rewards.shape, step.terminated.shape, step.truncated.shape
-    if not env.capturable and shapes != ((env.num_envs,),) * 3:
-        flags = {"terminated": step.terminated, "truncated": step.truncated}
-        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
-    if is_apart:
-        return carry, step
-    parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
-    return carry, Step(*parts)
+    flags = {"terminated": step.terminated, "truncated": step.truncated}
+    check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    if not is_apart:
+        parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
+        step = Step(*parts)
+    obs = _in_space(env, "advance", step.obs)
+    return carry, step._replace(
+        obs=obs,
+        rewards=step.rewards.float(),
+        terminated=step.terminated.bool(),
+        truncated=step.truncated.bool(),
+        final_obs=obs if step.final_obs is step.obs else _in_space(env, "advance", step.final_obs),
+        episode_returns=step.episode_returns.float(),
+    )
+
+
+def _in_space(env: Env, function: str, obs: Observation) -> Any:
+    """Return what a simulator's function observed, `[num_envs, *]`, in the types of numbers of its space."""
+    space = env.single_observation_space
+    check_obs(f"{type(env).__name__}.{function}", "the observation", obs, space, env.num_envs)
+    return in_dtypes(space, obs)
 
 
 def apart(advance: Function) -> Function:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
 from rl8x.output import shown
-from rl8x.spaces import check_elements, describe_space, named_parts
+from rl8x.spaces import check_elements, describe_space, named_parts, torch_dtype
 from rl8x.trees import flatten_tree
 
 
@@ -176,9 +176,8 @@ def _values(owner: str, result: Any, form: str) -> Any:
 def check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_envs: int | None) -> None:
     """Raise ValueError unless an observation, or a batch, has the parts, shapes and kinds of numbers of its space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        given = obs if isinstance(obs, Mapping) and isinstance(space, spaces.Dict) else {}
-        if isinstance(obs, tuple | list) and isinstance(space, spaces.Tuple):
-            given = {str(i): part for i, part in enumerate(obs)}
+        by_place = isinstance(obs, tuple | list) and isinstance(space, spaces.Tuple)
+        given = obs if isinstance(obs, Mapping) else {str(i): part for i, part in enumerate(obs)} if by_place else {}
         for key, part in named_parts(space):
             if key not in given:
                 got = f"{', '.join(map(str, given))}" if given else _described(obs)
@@ -187,8 +186,10 @@ def check_obs(owner: str, name: str, obs: Any, space: spaces.Space[Any], num_env
         return
     array = obs if isinstance(obs, Tensor) else np.asarray(obs)
     fits = tuple(array.shape) == (*(() if num_envs is None else (num_envs,)), *(space.shape or ()))
-    if fits and not isinstance(array, Tensor):
-        fits = np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind")
+    if isinstance(array, Tensor):
+        fits = fits and torch.can_cast(array.dtype, torch_dtype(space))
+    else:
+        fits = fits and np.can_cast(array.dtype, np.dtype(space.dtype), "same_kind")
     if not fits:
         need = f"{'' if num_envs is None else f'{num_envs} '}elements of {describe_space(space)}"
         raise ValueError(f"{owner}: {name} must be {need}, as the space says; got {_described(obs)}.")

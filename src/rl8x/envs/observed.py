@@ -16,7 +16,7 @@ import torch
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.base import Env, advanced, apart
+from rl8x.envs.base import Env, advanced, apart, restarted
 from rl8x.envs.parameters import Parameter
 from rl8x.envs.steps import Actions, Carry, Observation, Step, by_part
 from rl8x.names import did_you_mean
@@ -158,7 +158,7 @@ class ObservedParameters(Env):
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy."""
-        carry, obs = self.env.restart(noise)
+        carry, obs = restarted(self.env, noise)
         return carry, self._joined(obs, self.scaled(carry["parameters"]))
 
     @apart

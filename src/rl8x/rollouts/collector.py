@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env
+from rl8x.envs.base import Carry, Env, restarted
 from rl8x.execution import Execution, Program
 from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.programs import Loop, ProgramError
@@ -51,7 +51,7 @@ class Collector:
             env.parameter_state.configure(env_config)
             env.parameter_state.adopt()
             env.set_seed(seed)
-            env.carry, obs = env.restart(noise)
+            env.carry, obs = restarted(env, noise)
         starts = torch.ones(num, dtype=torch.bool, device=first_tensor(obs).device)
         self.cursor = Cursor(obs, starts, self.policy.initial_state(num))
 
