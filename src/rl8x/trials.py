@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,6 +41,13 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
         raise ValueError(
             f"{name}.forward {what} in evaluation mode too, so that evaluations, played episodes and exports could "
             f"not be repeated: {how} only where `self.training` is true, as nn.Dropout and nn.BatchNorm1d do."
+        )
+    with torch.no_grad():
+        once, again = (run_model(model, obs, state, starts)[:2] for _ in range(2))
+    if not all(map(functools.partial(torch.allclose, rtol=1e-4, atol=1e-5, equal_nan=True), once, again)):
+        raise ValueError(
+            f"{name}.forward gives two results for the same arguments: what it remembers from call to call has to be "
+            "its state (`recurrent = True`, `initial_state`), which is reset where an episode begins."
         )
     effects = _effects(model.train(), obs, state, starts)
     model.eval()

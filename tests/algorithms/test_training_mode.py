@@ -52,6 +52,14 @@ class AlwaysCounting(Norming):
         return super().forward(obs, state, starts)
 
 
+class Counting(Dropping):
+    calls = 0
+
+    def forward(self, obs, state, starts):
+        self.calls += 1
+        return super().forward(obs * self.calls, state, starts)
+
+
 def make(case, model=Dropping, **options):
     return build(case, model=model, model_config={}, **options)
 
@@ -80,6 +88,22 @@ def test_it_acts_in_evaluation_mode_and_the_seed_decides_what_training_drops(cas
     assert torch.equal(torch.get_rng_state(), before)
     resumed.seed += 1
     assert not torch.equal(weights(learn(resumed, 1)), weights(learn(algorithm, 1)))
+
+
+@pytest.mark.parametrize("case", MODES)
+def test_a_training_mode_that_others_leave_on_reaches_nothing_that_acts(case):
+    usual, left = make(case), make(case)
+    for _ in range(2):
+        learn(usual, 1)
+        left.policy.train()
+        learn(left, 1)
+    assert torch.equal(weights(usual), weights(left))
+    assert left.policy.model.modes == usual.policy.model.modes
+    trainer = Trainer(make("ppo", Norming), tracker=NullTracker(), num_eval_envs=2)
+    norming = trainer.algorithm.policy.model
+    norming.train()
+    trainer.eval()
+    assert not norming.layer.running_mean.any()
 
 
 def test_threads_do_not_change_what_is_dropped(monkeypatch):
@@ -146,6 +170,11 @@ DRAWS, CHANGES = "draws random numbers", "changes its buffers"
 def test_a_model_that_cannot_act_without_either_is_refused(model, does, case):
     with pytest.raises(ValueError, match=rf"{model.__name__}.forward {does} in evaluation mode too.*`self.training`"):
         make(case, model)
+
+
+def test_a_model_that_remembers_outside_of_its_state_is_refused():
+    with pytest.raises(ValueError, match=r"^Counting.forward gives two results for the same arguments: .*`recurrent"):
+        make("ppo", Counting)
 
 
 @pytest.mark.parametrize(("model", "does"), [(Dropping, DRAWS), (Norming, CHANGES)])

@@ -311,12 +311,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         super().__setattr__(name, value)
 
     def make_ready(self, *, trains: bool = True) -> None:
-        """Prepare to act or to learn; take over weights that replaced the policy's own.
+        """Prepare to act or to learn; take over weights that replaced the policy's own, and its mode.
 
         Args:
             trains: Whether the weights will be trained: frozen ones then raise a `RuntimeError`.
         """
         refuse_inference_mode()
+        if self.policy.training or self.policy.model.training:  # a callback has called `policy.train()`
+            self.policy.eval()
         for optimizer in self.optimizers:
             optimizer.rejoin(trains=trains)
 
