@@ -447,7 +447,8 @@ def test_trying_takes_a_legal_action_of_a_copy_of_its_own_and_leaves_all_else_as
     Watched.made.clear()
     env = GymnasiumEnv(Watched, 2)
     before = np.random.get_state()[1].copy(), random.getstate(), torch.get_rng_state()
-    validate(env)
+    with pytest.warns(RuntimeWarning, match=r"^Watched uses the global generator of random and of numpy.random and of"):
+        validate(env)
     assert (np.random.get_state()[1] == before[0]).all()
     assert random.getstate() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])

@@ -263,6 +263,7 @@ def try_copy(vector_env: Any) -> None:
         if env is _RAISED or any(env.unwrapped is stepped.unwrapped for stepped in copies_of(inner)):
             return
         layers = [layer for layer in layers_of(env) if not isinstance(layer, CopiedResults)]
+        before = _random_states()
         try:
             for layer in layers:
                 if isinstance(layer, RecordVideo | HumanRendering):  # they would show a test as an episode
@@ -272,8 +273,14 @@ def try_copy(vector_env: Any) -> None:
             if isinstance(inner, AsyncVectorEnv) and inner.autoreset_mode == AutoresetMode.SAME_STEP:
                 _check_own_memory(env)
         finally:
+            used = [name for name, state in _random_states().items() if state != before[name]]
             env.close()
-    warn_outside(type(env.unwrapped).__name__, far)
+    name = type(env.unwrapped).__name__
+    warn_outside(name, far)
+    if used:
+        text = f"{name} uses the global generator of {' and of '.join(used)}, which no seed of a run decides, and which"
+        text += " evaluations move on too: let it draw from `self.np_random`, which its `reset` seeds."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def warn_outside(owner: str, far: Sequence[str]) -> None:
@@ -332,6 +339,13 @@ def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return function(*arguments, **named)
     except Exception:
         return _RAISED
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of the global random generators, in a form to compare, by their modules."""
+    numbers: Any = np.random.get_state()
+    arrays = {"numpy.random": (numbers[1].tolist(), numbers[2]), "torch": torch.get_rng_state().tolist()}
+    return {"random": random.getstate(), **arrays}
 
 
 @contextlib.contextmanager
