@@ -40,12 +40,16 @@ class DictGood(Good):
 
 
 class Cached(Good):
-    """Keeps a constant that it makes at the first use: that is no hidden state."""
+    """Keeps constants that it makes at the first use: they are no hidden state."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.constants = {}
 
     def observe(self, state, parameters):
         if not hasattr(self, "factor"):
-            self.factor = torch.full((), 2.0)
-        return state["at"] * self.factor
+            self.factor = self.constants["factor"] = torch.full((), 2.0)
+        return state["at"] * self.factor * self.constants["factor"]
 
 
 @pytest.mark.parametrize("env_class", [*BUILTIN.values(), Good, DictGood, Cached])
@@ -126,6 +130,21 @@ def writing(self, state, parameters):
     return state["at"]
 
 
+def with_buffers(self, *given, **named):
+    Good.__init__(self, *given, **named)
+    self.buffers = {"rewards": torch.zeros(5), "counts": [0]}
+
+
+def buffering(self, state, actions, parameters, noise):
+    following, rewards, terminated = Good.transition(self, state, actions, parameters, noise)
+    return following, self.buffers["rewards"].copy_(rewards + state["at"].sum(-1)), terminated
+
+
+def counting_aside(self, state, actions, parameters, noise):
+    self.buffers["counts"][0] += 1
+    return Good.transition(self, state, actions, parameters, noise)
+
+
 DECLARED = {name: vars(Good)[name] for name in ("single_observation_space", "single_action_space")}
 CASES = {  # environments, and what is said of each after its name
     "observation shape": (observing(lambda at: at[:, :1]), r"observe must return obs as \[5, 2\] .*; got \[5, 1\]"),
@@ -175,6 +194,11 @@ CASES = {  # environments, and what is said of each after its name
     "in place": (moving(in_place), "transition changed `state` in place"),
     "counter": (bad(transition=counting), "transition changed self.count"),
     "memory": (bad(observe=writing), "observe changed self.memory"),
+    "buffer": (bad(__init__=with_buffers, transition=buffering), r"transition changed self.buffers\['rewards'\]"),
+    "counter in a list": (
+        bad(__init__=with_buffers, transition=counting_aside),
+        r"transition changed self.buffers\['counts'\]\[0\]",
+    ),
     "exception": (moving(lambda before, *result: before["velocity"]), "transition raised KeyError: 'velocity'"),
     "missing": (type("Bad", (Env,), DECLARED), "initial_state raised NotImplementedError"),
     "action space": (bad(single_action_space=spaces.Text(4)), "single_action_space must be .*; got Text"),

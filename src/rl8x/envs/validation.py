@@ -85,7 +85,7 @@ class _Probe:
         self.generator = torch.Generator(env.device).manual_seed(0)
         self.action_space = copy.deepcopy(env.action_space)
         self.action_space.seed(0)
-        self.attributes = {key: _snapshot(value) for key, value in vars(self.env).items()}
+        self.attributes = {path: _snapshot(value) for path, value in _parts(vars(self.env))}
 
     def run(self) -> None:
         """Start all copies and step them with random actions."""
@@ -151,13 +151,14 @@ class _Probe:
                 function, "gave two results for the same arguments; draw random numbers from `noise` only."
             )
         # A changed attribute would survive neither compilation nor a resume.
-        for key, value in vars(self.env).items():
-            if key not in self.attributes:  # a new one may be a cache that is filled once, and must not change then
-                self.attributes[key] = _snapshot(value)
-            was, contents = self.attributes[key]
+        for path, value in _parts(vars(self.env)):
+            if path not in self.attributes:  # a new one may be a cache that is filled once, and must not change then
+                self.attributes[path] = _snapshot(value)
+            was, contents = self.attributes[path]
             if value is not was or not (contents is None or _equal(value, contents)):
+                name = path[0] + "".join(f"[{key!r}]" for key in path[1:])
                 raise self.fault(
-                    function, f"changed self.{key}; what changes from step to step belongs into the state."
+                    function, f"changed self.{name}; what changes from step to step belongs into the state."
                 )
         return result
 
@@ -225,6 +226,15 @@ def _form_in(space: spaces.Space[Any]) -> Form:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return {key: _form_in(part) for key, part in named_parts(space)}
     return [*(space.shape or ())], torch_dtype(space)
+
+
+def _parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the innermost parts of nested dicts, lists and tuples with their paths of keys."""
+    if not isinstance(value, dict | list | tuple):
+        yield path, value
+        return
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _parts(part, (*path, key))
 
 
 def _snapshot(value: Any) -> tuple[Any, Tensor | None]:
