@@ -111,12 +111,16 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
 
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float64, "cpu"), (torch.float32, "meta")])
 def test_another_default_dtype_or_device_is_refused_in_a_line(dtype, device):
+    trainer = Trainer(PPOConfig(**TINY, num_envs=2).build(CartPole), tracker=NullTracker())
+    algorithm, build = trainer.algorithm, functools.partial(PPOConfig(num_envs=4, device="cpu").build, CartPole)
+    calls = [build, algorithm.collect, algorithm.step, trainer.step, trainer.eval, trainer.run]
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
     try:
         wrong = f"torch makes tensors of {dtype} on {device}.*call torch.set_default_dtype.*torch.set_default_device"
-        with pytest.raises(ValueError, match=wrong):
-            PPOConfig(num_envs=4, device="cpu").build(CartPole)
+        for call in calls:
+            with pytest.raises(ValueError, match=wrong):
+                call()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)

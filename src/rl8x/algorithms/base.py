@@ -51,12 +51,19 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 EnvFactory = Callable[..., Env]
 
 
-def refuse_inference_mode() -> None:
-    """Raise a `RuntimeError` in `torch.inference_mode()`: tensors made there cannot change in place later."""
+def refuse_torch_modes() -> None:
+    """Raise where torch makes tensors that cannot change in place later, or of another type or place than usual."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "this builds or trains an algorithm, which torch.inference_mode() does not allow: leave it, or use "
             "torch.no_grad(), which does no harm here."
+        )
+    usual = torch.empty(0)
+    if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
+        raise ValueError(
+            f"torch makes tensors of {usual.dtype} on {usual.device}, but environments and policies are float32, "
+            "on the config's `device`: call torch.set_default_dtype(torch.float32) and "
+            "torch.set_default_device('cpu') first."
         )
 
 
@@ -165,20 +172,13 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             ValueError: If config, environment and model do not fit together, or there is too little memory.
             RuntimeError: In `torch.inference_mode()`.
         """
-        refuse_inference_mode()
+        refuse_torch_modes()
         if env is None or env is ...:  # beside an environment, `env` is an argument of its constructor
             env = env_kwargs.pop("env", None)
         algorithm, name = self.algorithm, type(self).__name__
         if algorithm is None:
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
-            )
-        usual = torch.empty(0)
-        if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
-            raise ValueError(
-                f"torch makes tensors of {usual.dtype} on {usual.device}, but environments and policies are float32, "
-                "on the config's `device`: call torch.set_default_dtype(torch.float32) and "
-                "torch.set_default_device('cpu') first."
             )
         config = self.for_env(env, env_kwargs)
         for given, why in config.without_effect().items():
@@ -316,7 +316,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Args:
             trains: Whether the weights will be trained: frozen ones then raise a `RuntimeError`.
         """
-        refuse_inference_mode()
+        refuse_torch_modes()
         if self.policy.training or self.policy.model.training:  # a callback has called `policy.train()`
             self.policy.eval()
         for optimizer in self.optimizers:

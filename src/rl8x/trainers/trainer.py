@@ -13,7 +13,7 @@ from types import EllipsisType
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase, refuse_inference_mode
+from rl8x.algorithms.base import GenericAlgorithmBase, refuse_torch_modes
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.files import checked_state
@@ -103,7 +103,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         if not isinstance(algorithm, GenericAlgorithmBase):
             raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {shown(algorithm)}.")
-        refuse_inference_mode()
+        refuse_torch_modes()
         # `isinstance` would read the protocol's properties, some of which look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
         lacking = [name for name in needed if not (hasattr(type(tracker), name) or hasattr(tracker, name))]
@@ -287,7 +287,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and not from its callbacks.")
-        refuse_inference_mode()
+        refuse_torch_modes()
         self.record.check_process()
         given = {
             "env_config": env_config,
@@ -566,7 +566,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         if self.train_step.is_in_progress:
             raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
-        refuse_inference_mode()
+        refuse_torch_modes()
         self.record.check_process()
         train_step, self.record.plan = self.train_step, None
         train_step.take_stop()  # drop the reason of a step that failed
@@ -612,7 +612,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
                 `torch.inference_mode()`, or in a process that was forked after the run began.
             ValueError: If `env_config` could not be applied, or the name is not legal in MLflow or is taken.
         """
-        refuse_inference_mode()
+        refuse_torch_modes()
         self.record.check_process()
         if not isinstance(own_values(deterministic), bool):
             raise TypeError(f"`deterministic` must be True or False; got {shown(deterministic)}.")
