@@ -24,6 +24,7 @@ from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, REFUSED
 from rl8x.algorithms.optimizer import AdaptiveRate
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
@@ -195,6 +196,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
+        if config.normalize_advantages and env.num_envs * config.horizon * ranks().size == 1:
+            raise ValueError(
+                "`normalize_advantages` leaves the only advantage of a collect 0, from which the policy never learns; "
+                "got num_envs=1 and horizon=1. Raise `horizon`, or set normalize_advantages=False."
+            )
         if config.adaptive_rate is not None:
             self.policy.show_params()
         self.return_moments = RunningMoments(()).to(self.device)

@@ -101,6 +101,17 @@ def test_normalised_float64_is_recomputed_from_all_of_its_digits():
     torch.testing.assert_close(evaluation.logp, batch[keys.LOGP], atol=1e-6, rtol=1e-5)
 
 
+def test_one_transition_a_collect_is_refused_where_its_advantage_would_be_0():
+    one = {"num_envs": 1, "horizon": 1, "device": "cpu", "seed": 0}
+    with pytest.raises(ValueError, match=r"^`normalize_advantages` leaves the only advantage .* Raise `horizon`, or"):
+        PPOConfig(**one).build(CartPole)
+    algorithm = PPOConfig(**one, normalize_advantages=False).build(CartPole)
+    before = clone(algorithm.policy.model.state_dict())
+    algorithm.collect()
+    algorithm.step()
+    assert not algorithm.policy.model.state_dict()["policy_head.bias"].equal(before["policy_head.bias"])
+
+
 def test_losses_by_hand():
     config = PPOConfig.rl8(clip_param=0.2, dual_clip_param=2.0, vf_clip_param=1.0, vf_coeff=0.5, device="cpu")
     # (ratio, advantage): clipped above; unclipped; clipped below with A < 0; dual clip with A < 0 and a large ratio
@@ -151,7 +162,8 @@ def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode, num_envs
     log: list[int] = []
     env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * num_envs, autoreset_mode=mode), seed=1)
     schedule = {"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}
-    algorithm = tiny(num_envs=num_envs, horizon=horizon, lr_schedule=schedule).build(env)
+    options = {"lr_schedule": schedule, "normalize_advantages": horizon > 1}
+    algorithm = tiny(num_envs=num_envs, horizon=horizon, **options).build(env)
     log.clear()  # of what was tried
     for _ in range(6):
         before = len(log)
