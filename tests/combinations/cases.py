@@ -107,6 +107,8 @@ class Case:
                 return "a Q-network acts by its values"
             if self.algorithm in ("ppo", "iql") and self.config["model_config"]["shared"]:
                 return "needs actor and critic apart"
+        if self.config.get("normalize_advantages") and self.config["num_envs"] == self.config["horizon"] == 1:
+            return "leaves the only advantage of a collect 0"
         if self.trainer["eval_env"] is True and not self.episodic:
             return "never ends"
         if self.offline:
