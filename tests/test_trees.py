@@ -23,3 +23,13 @@ def test_a_tree_is_its_tensors_row_by_row_and_what_rebuilds_it(shape):
     assert (again[0]["b"][0], again[1].rest, type(again[1])) == (None, {}, Pair)
     assert torch.equal(again[0]["b"][1], odd + 1)
     assert torch.equal(again[1].first, tree[1].first + 1)
+
+
+def test_parts_are_found_by_name_in_whatever_order_a_dict_has_them():
+    """A model may return its state in another order than its `initial_state`, and programs know parts by place."""
+    tensors, rebuilt = flat_of({"h": torch.zeros(2), "c": {"z": torch.ones(2), "a": torch.full((2,), 2.0)}})
+    others, back = flat_of({"c": {"a": torch.full((2,), 2.0), "z": torch.ones(2)}, "h": torch.zeros(2)})
+    assert all(one.equal(other) for one, other in zip(tensors, others, strict=True))
+    again, same = rebuilt(tensors), back(tensors)
+    assert ([*again], [*again["c"]], [*same], [*same["c"]]) == (["h", "c"], ["z", "a"], ["c", "h"], ["a", "z"])
+    assert [each.tolist() for each in (again["h"], again["c"]["z"], same["c"]["a"])] == [[0, 0], [1, 1], [2, 2]]

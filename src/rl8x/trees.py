@@ -124,7 +124,15 @@ def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], A
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):
-        named = [(name, _flatten(part, tensors)) for name, part in tree.items()]
-        return lambda given: {name: part(given) for name, part in named}
+        named = {
+            name: _flatten(tree[name], tensors) for name in sorted(tree)
+        }  # two dicts of other orders fit each other
+        order = list(tree)
+
+        def rebuilt(given: Iterator[Tensor]) -> dict[str, Any]:
+            parts = {name: part(given) for name, part in named.items()}
+            return {name: parts[name] for name in order}
+
+        return rebuilt
     parts, make = [_flatten(part, tensors) for part in tree], getattr(tree, "_make", tuple)
     return lambda given: make([part(given) for part in parts])

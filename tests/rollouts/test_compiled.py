@@ -13,6 +13,7 @@ from tests.probes import traced_only
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum, env_maker
+from rl8x.models import BUILTIN
 from rl8x.randomization import Uniform
 
 
@@ -27,6 +28,14 @@ def build(env, **options):
     return PPOConfig.rl8(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
 
 
+class Swapped(BUILTIN["lstm"]):
+    """Returns its state in another order than it begins with."""
+
+    def forward(self, obs, state, starts):
+        features, values, after = super().forward(obs, state, starts)
+        return features, values, dict(reversed(after.items()))
+
+
 CASES = {  # others are those of algorithms/test_conformance.py
     "randomised, and observed": (
         env_maker(CartPole, {"observe_parameters": "all", "time_limit": 5}),
@@ -36,6 +45,11 @@ CASES = {  # others are those of algorithms/test_conformance.py
     "lstm, forgetful": (
         env_maker(Pendulum, {"time_limit": 5}),
         {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},
+        None,
+    ),
+    "a state in another order": (
+        env_maker(Pendulum, {"time_limit": 5}),
+        {"model": Swapped, "model_config": {"hidden_size": 8}, "seq_len": 3},
         None,
     ),
 }

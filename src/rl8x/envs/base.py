@@ -193,8 +193,6 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         parameters = carry["parameters"]
         state, rewards, terminated = self.outcome(carry, actions, noise)
-        # Keep the order of the keys: compiled programs identify the parts by position.
-        state = {name: state[name] for name in carry["state"]}
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         sources = carry.get("sources", {})
         carry = carry | {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
