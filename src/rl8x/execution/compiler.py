@@ -195,6 +195,7 @@ class Compiler:
         process = self._process
         if not self._requested or process is None or self._owner != os.getpid():
             return 0
+        assert process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # another thread has closed it, as the process had ended
             select.select([process.stdout], [], [], seconds)
         with self._guard:
