@@ -124,10 +124,8 @@ def _flatten(tree: Any, tensors: list[Tensor]) -> Callable[[Iterator[Tensor]], A
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):
-        named = {
-            name: _flatten(tree[name], tensors) for name in sorted(tree)
-        }  # two dicts of other orders fit each other
-        order = list(tree)
+        # By name, as a dict of the same parts may have them in another order.
+        named, order = {name: _flatten(tree[name], tensors) for name in sorted(tree)}, list(tree)
 
         def rebuilt(given: Iterator[Tensor]) -> dict[str, Any]:
             parts = {name: part(given) for name, part in named.items()}

@@ -140,6 +140,11 @@ def buffering(self, state, actions, parameters, noise):
     return following, self.buffers["rewards"].copy_(rewards + state["at"].sum(-1)), terminated
 
 
+def rebinding(self, state, actions, parameters, noise):
+    self.buffers = dict(self.buffers)
+    return Good.transition(self, state, actions, parameters, noise)
+
+
 def counting_aside(self, state, actions, parameters, noise):
     self.buffers["counts"][0] += 1
     return Good.transition(self, state, actions, parameters, noise)
@@ -194,6 +199,7 @@ CASES = {  # environments, and what is said of each after its name
     "in place": (moving(in_place), "transition changed `state` in place"),
     "counter": (bad(transition=counting), "transition changed self.count"),
     "memory": (bad(observe=writing), "observe changed self.memory"),
+    "rebound": (bad(__init__=with_buffers, transition=rebinding), "transition changed self.buffers;"),
     "buffer": (bad(__init__=with_buffers, transition=buffering), r"transition changed self.buffers\['rewards'\]"),
     "counter in a list": (
         bad(__init__=with_buffers, transition=counting_aside),
@@ -214,6 +220,16 @@ def test_faults_name_the_function(case):
         validate(env)
     assert "\n" not in str(caught.value)
     assert torch.equal(env.generator.get_state(), state)
+
+
+def test_attributes_may_be_tables_and_name_themselves():
+    class Odd(Good):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            self.prices, self.graph = [0.5] * 10**6, {}
+            self.graph["graph"] = self.graph
+
+    validate(Odd(3))
 
 
 def test_an_episode_may_terminate_with_nan():

@@ -42,6 +42,9 @@ STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
 PURITY_STEPS = 3
 _RAISED: Final = object()
+# Attributes are watched down to this depth, and lists with fewer items than a table has.
+_DEEPEST: Final = 4
+_TABLE: Final = 100
 
 Form: TypeAlias = "tuple[list[int], torch.dtype] | dict[str, Form] | None"
 """The shape of a tensor's rows and its dtype, None for any; or the forms of a dict's parts."""
@@ -229,12 +232,12 @@ def _form_in(space: spaces.Space[Any]) -> Form:
 
 
 def _parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the innermost parts of nested dicts, lists and tuples with their paths of keys."""
-    if not isinstance(value, dict | list | tuple):
+    """Yield a value and the parts of nested dicts, lists and tuples, but not those of a table, with their paths."""
+    if path:
         yield path, value
-        return
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _parts(part, (*path, key))
+    if isinstance(value, dict | list | tuple) and len(path) < _DEEPEST and (not path or len(value) < _TABLE):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _parts(part, (*path, key))
 
 
 def _snapshot(value: Any) -> tuple[Any, Tensor | None]:
