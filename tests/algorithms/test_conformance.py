@@ -223,7 +223,7 @@ SHARED |= {"model_config": {"hidden_sizes": [8]}}
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["ppo", "ppo, agents apart", "sac, delayed"])
 def test_compiled_updates_compute_what_eager_ones_do(case, monkeypatch):
-    """Of `ppo` the steps too: its programs are those of trainers/test_resume.py, which are then compiled once."""
+    """Of `ppo` the steps too."""
     options = SHARED if case == "ppo" else {"updates_per_sample": 0.25} if "sac" in case else {}  # 4 updates at once
     eager, compiled = build(case, **options), build(case, **options, execution="compile")
     collector, steps = compiled.horizons.collector, 6 if "sac" in case else 2

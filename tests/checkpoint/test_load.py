@@ -127,7 +127,7 @@ def train(algorithm, folder, **options):
     return trainer
 
 
-TRACED = ("a memory", "a mask", "normalisers", "a critic that sees more", "pqn", "c51", "sac", "td3")  # each its own
+TRACED = ("a memory", "c51", "sac", "td3")  # of which each has parts that the others have not
 ACT = ("a lambda", "an instance", "a memory", "a critic that sees more", "sac", "bc")
 
 

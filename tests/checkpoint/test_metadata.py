@@ -13,7 +13,7 @@ from tests.checkpoint.legal import metadata
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, files, listed
-from rl8x.checkpoint.files import checked
+from rl8x.checkpoint.files import checked, checked_state
 from rl8x.cli.main import main
 
 SMALL = ["--num-envs", "2", "--horizon", "4", "--device", "cpu", "--seed", "1", "--execution", "eager"]
@@ -52,31 +52,34 @@ def test_what_is_odd_is_named(place, value, message):
     assert checked(LEGAL) is LEGAL
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("run",), ..., "`run` is missing"),
-        (("run", "max_steps"), "9", "`run.max_steps` must be a whole number or null; got '9'"),
-        (("run", "steps"), None, "`run.steps` must be a whole number; got None"),
-        (("run", "conditions"), [{"repr": "x"}], "`run.conditions[0].state` is missing"),
-        (("run", "row"), [], "`run.row` must be a dict or null; got []"),
-        (("best",), {"metric": "a", "mode": "max", "value": "1", "steps": 1}, "`best.value` must be a number; got '1'"),
-        (("torch_generators",), [], "`torch_generators` must be a dict; got []"),
-    ],
-)
-def test_an_odd_state_is_one_line(place, value, message, saved, tmp_path, capsys, monkeypatch):
+ODD_STATES = [
+    (("run",), ..., "`run` is missing"),
+    (("run", "max_steps"), "9", "`run.max_steps` must be a whole number or null; got '9'"),
+    (("run", "steps"), None, "`run.steps` must be a whole number; got None"),
+    (("run", "conditions"), [{"repr": "x"}], "`run.conditions[0].state` is missing"),
+    (("run", "row"), [], "`run.row` must be a dict or null; got []"),
+    (("best",), {"metric": "a", "mode": "max", "value": "1", "steps": 1}, "`best.value` must be a number; got '1'"),
+    (("torch_generators",), [], "`torch_generators` must be a dict; got []"),
+]
+
+
+def test_an_odd_state_is_one_line(saved, tmp_path, capsys, monkeypatch):
     shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     path = listed("run")[-1]
     state = torch.load(path / files.STATE, weights_only=True)
-    changed(state, place, value)
-    torch.save(state, path / files.STATE)
+    for place, value, message in ODD_STATES:
+        odd = copy.deepcopy(state)
+        changed(odd, place, value)
+        with pytest.raises(CheckpointError) as error:
+            checked_state(odd)
+        assert str(error.value) == f"state.pt is odd: {message}"
+    torch.save(odd, path / files.STATE)
     (path / files.SUMS).write_text(files._sums(path, files.kept_segments(path)))
     capsys.readouterr()
     assert main(["resume", str(path), "--max-steps", "2", "--progress", "none"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    assert f"state.pt is odd: {message}" in error
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(str(error.value))
 
 
 def changed(data, place, value):

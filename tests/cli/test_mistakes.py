@@ -39,38 +39,28 @@ tuned CartPole sac  ->  no tuned setting of CartPole by sac; there are those by 
 compare  ->  there are no runs:
 
 train  ->  no environment is named
-train Cart  ->  no built-in environment 'Cart'. Did you mean CartPole
 train CartPole Pendulum  ->  one environment at most; got CartPole and Pendulum
 train CartPole env=Pendulum  ->  one environment at most; got CartPole and env=Pendulum.
 train run.yaml  ->  To read a run file: rl8x train -f run.yaml
 train -f nowhere.yaml  ->  nowhere.yaml: cannot be read
 train -f a.yaml --file b.yaml  ->  one file at most; got -f a.yaml and -f b.yaml. Write them as one
 train --num-env 3  ->  '--num-envs'
-train gymnasium:CartPole-v1 --num-envs 2 env_kwargs.lenght=1  ->  takes no argument 'lenght'. It takes
-train CartPole --device meta  ->  `device` must be 'auto' or a device of this machine; got 'meta'
 train CartPole --device cpu --execution graph  ->  execution='graph' needs a CUDA device; got cpu.
 train CartPole hidden_sizes=[8]  ->  Here that is `model_config={"hidden_sizes": [64, 64]}`.
-train CartPole env_config.length=99  ->  must be in [0.025, 10] m; got 99
-train CartPole 'eval_env_config.length={unifrm: [1, 2]}'  ->  Did you mean 'uniform'
 train CartPole 'env_config.length=[1, 2, 3]' --dry-run  ->  has 3 values for
-train CartPole 'eval_env_config.length=[1, 2, 3]' --dry-run  ->  eval_env_config['length'] has 3 values
-train CartPole 'eval_env_config.length={grid: [1, 2, 3]}' --num-eval-envs 2  ->  Grid of 3 values
 train CartPole env_kwargs.time_limt=9  ->  env_kwargs: CartPole takes num_envs, device, seed, time_limit
 train CartPole env_kwargs.seed=9  ->  env_kwargs: `seed` is a hyperparameter. Put it under `algorithm_config`
 train CartPole --lr=  ->  Invalid value for '--lr': it is empty. Leave the option out for its default.
 train CartPole --lr null  ->  `lr` must have a value; got none.
 train CartPole --stop 'plateau: {name: ['  ->  unknown stop condition
-train CartPole --stop 'return/mean >= 1'  ->  Nearest: returns/mean
 train CartPole --stop 'eval/returns/mean >= 475' --dry-run  ->  this run makes no evaluations: give `steps_per_eval`
 train CartPole checkpoints.evry_steps=3  ->  every_steps
 train CartPole --resume nothing  ->  there is no run 'nothing'
-train rl8x.keys.COUNTERS  ->  An environment is a class, a factory
 train CartPole --tracking --tracking-uri sqlite:///there.txt/x/mlflow.db --dry-run  ->  runs cannot be kept in
 train CartPole checkpoints.directory=there.txt/a  ->  there.txt/a cannot hold checkpoints
 train CartPole checkpoints.directory=/proc/a --dry-run  ->  /proc/a cannot hold checkpoints (No such file or directory): give another folder by checkpoints.directory=FOLDER,
 train CartPole --max-steps 1 checkpoints.directory=runs  ->  runs has checkpoints of another run: give this run a directory of its own, or resume that by `rl8x resume
 train CartPole --horizons-per-env-reset 3 --steps-per-eval 4 --eval-env false  ->  got 4 and 3. Try 6
-train CartPoleInfinite --horizons-per-env-reset 2 --steps-per-eval 3  ->  `steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2
 train HalfCheetah --tuned  ->  no tuned setting of HalfCheetah. Did you mean 'HalfCheetah-v5'? There
 train --tuned  ->  --tuned needs the environment's name, as in `rl8x train CartPole --tuned`. There are Acrobot (ppo, dqn
 train CartPole --tuned -f run.yaml  ->  --tuned is a run file itself, so that -f run.yaml has no place beside it: give one of the two.
@@ -85,7 +75,6 @@ resume nothing  ->  there is no run 'nothing'
 
 bench CartPole --modes eager fast  ->  --modes: on cpu there are eager, compile; got 'fast'
 bench CartPole --precisions tf32  ->  --precisions: on cpu there are fp32, bf16; got 'tf32'
-bench CartPole horizn=3  ->  no option 'horizn'. Nearest: horizon
 bench CartPole --json there.txt/folder.json  ->  there.txt is no folder. Give another --json.
 bench CartPole --json .  ->  --json names a file to write; . is a folder.
 play runs --output there.gif  ->  --output names a file to write; there.gif is a folder.
@@ -132,7 +121,6 @@ export runs --checkpoint best  ->  is the best of a metric
 resume runs max_steps=3  ->  `max_steps` is none. Its options are --max-steps,
 resume runs algorithm_config.lr=abc  ->  `lr` must be a number; got 'abc'.
 resume runs CartPole  ->  is KEY=VALUE, as in lr=3e-4 or env_config.length=0.4; got 'CartPole'.
-resume runs gama=3  ->  gamma
 train CartPole --lr 0.5 --resume runs  ->  `lr` was
 """  # noqa: E501
 

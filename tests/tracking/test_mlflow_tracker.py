@@ -250,33 +250,3 @@ def test_an_ascii_locale_takes_nothing_from_names_and_paths(mlruns, mlflow_clien
     assert (run.info.run_name, run.info.artifact_uri) == ("Läufer", kept.as_uri())
     assert (run.data.params, run.data.tags["müll"], run.data.metrics) == ({"größe": "ä"}, "ö", {"höhe": 1.0})
     assert (kept / "öl.txt").read_text("utf-8") == "grüße"
-
-
-@pytest.mark.long
-def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
-    body = """
-        from rl8x.tracking import MLflowTracker
-        tracker = MLflowTracker(experiment_name="both", run_name="one", interval_s=0.0)
-        tracker.start(params={}, tags={})
-        assert tracker.flush(60)
-        print("started", flush=True)
-        for step in range(150):
-            tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
-        print("ok" if tracker.flush(60) else "lost")
-        # no finish(): the end of the script is the end of the run
-        """
-    command = [sys.executable, "-c", textwrap.dedent(body)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert process.stdout.readline() == "started\n"
-    tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
-    tracker.start(params={}, tags={})
-    for step in range(150):
-        tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
-    tracker.finish("FINISHED")
-    assert process.communicate(timeout=120)[0] == "ok\n"
-    runs = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("both").experiment_id])
-    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
-    for run in runs:
-        assert run.info.status == "FINISHED"
-        for name in ("m0", "m9"):
-            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]

@@ -1,4 +1,5 @@
 import functools
+import itertools
 import json
 import math
 
@@ -76,8 +77,13 @@ def make_one(env=CartPole, *, trainer=None, **options):
     return make(env, trainer={"num_eval_envs": 2, **(trainer or {})}, **options)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("quantity", QUANTITIES)
+LEARNED = ("losses", "gradients", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value"),
+    [*((each, math.nan) for each in QUANTITIES), ("rewards", -math.inf), *((each, math.inf) for each in LEARNED)],
+)
 def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
     trainer = make_one(trainer={"checkpoints": tmp_path, "callbacks": [at(2, quantity, value)]})
     with pytest.raises(NonFiniteError, match=f"^{quantity} not finite at step 3, in ") as error:
@@ -184,8 +190,13 @@ LEARNERS = {
 }
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *((name, AutoresetMode.SAME_STEP) for name in LEARNERS),
+        *itertools.product(("ppo", "dqn of 3 steps"), (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)),
+    ],
+)
 def test_nan_that_an_episode_terminated_with_is_ignored_and_nan_that_is_bootstrapped_from_is_not(name, mode):
     config, action_space, options = LEARNERS[name]
     nested = name in ("ppo", "td3")

@@ -47,45 +47,6 @@ def killed(folder, step, *, max_steps=9, every=1, run_options=None, **trainer):
         run(make(trainer=saves | trainer), max_steps=max_steps, **(run_options or {}))
 
 
-# What random combinations (tests/combinations), which kill and resume runs of every algorithm, might not draw.
-COMPILED = {"execution": "compile", "num_threads": 2, "num_envs": 6, "num_sgd_iters": 2}
-CASES = {
-    "compiled, chunks of two workers": (CartPole, COMPILED, {"eval_env": False}, {}),
-    "never ends, saved after an evaluation under another config": (
-        *(DiscreteDummy, {}, {}),
-        {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param("compiled, chunks of two workers", marks=pytest.mark.long),
-        "never ends, saved after an evaluation under another config",
-    ],
-)
-def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
-    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
-    env, options, trainer_options, run_options = CASES[case]
-    conditions = lambda: [HitsUpperBound(keys.STEPS, 12), Plateau("returns/mean", patience=50)]  # noqa: E731
-    straight, tracker = make(env, trainer=trainer_options, **options), MemoryTracker()
-    run(straight, stop_conditions=conditions(), **run_options)
-    saves = {"tracker": tracker, "checkpoints": Checkpoints(tmp_path, every_steps=5), "callbacks": [killed_at(7)]}
-    with pytest.raises(Killed):
-        run(make(env, trainer=trainer_options | saves, **options), stop_conditions=conditions(), **run_options)
-    torch.manual_seed(999)
-    second = Trainer.resume(tmp_path, tracker=tracker)
-    assert second.state[keys.STEPS] == 5
-    stats = run(second)
-    assert torch.equal(weights(second), weights(straight))
-    assert second.state == straight.state
-    assert stats.stop_reason == straight.stop_reason == second.stop_reason
-    assert rows(tracker) == rows(straight.tracker)
-    assert tracker.status == "FINISHED"
-
-
 # -- how far it goes
 
 
