@@ -198,7 +198,7 @@ def server(mlruns, monkeypatch):
     monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, str(mlruns / "artifacts"))
     monkeypatch.setattr(handlers, "_tracking_store", None)
     with make_server("127.0.0.1", 0, mlflow.server.app, threaded=True) as served:
-        thread = threading.Thread(target=served.serve_forever)
+        thread = threading.Thread(target=served.serve_forever, args=[0.01])
         thread.start()
         yield f"http://127.0.0.1:{served.server_port}"
         served.shutdown()

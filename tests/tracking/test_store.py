@@ -157,7 +157,7 @@ def served(answer, **options):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield MLflowStore(locate(f"http://127.0.0.1:{server.server_port}"), **options)
         server.shutdown()
 

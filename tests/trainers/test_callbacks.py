@@ -6,7 +6,7 @@ from tests.trainers import helpers
 from tests.trainers.helpers import run
 
 from rl8x import keys
-from rl8x.conditions import HitsUpperBound, Plateau
+from rl8x.conditions import And, HitsUpperBound, Plateau
 
 
 def make(*callbacks, **options):
@@ -46,19 +46,21 @@ def test_a_callback_that_evaluates_makes_evaluations_to_wait_for(returns):
     assert [len(trainer.tracker.history(name)) for name in ("eval/returns/mean", "profiling/eval_ms")] == [1, 1]
 
 
-@pytest.mark.parametrize("metric", ["eval/long/returns/mean", "eval/length 1/returns/mean", "grid/lengths/worst_cell"])
-def test_what_a_callback_declares_of_its_evaluations_joins_the_row(metric):
+def test_what_a_callback_declares_of_its_evaluations_joins_the_row():
+    metrics = ["eval/long/returns/mean", "eval/length 1/returns/mean", "grid/lengths/worst_cell"]
+
     def evaluates(trainer, stats):
         trainer.eval(name="long", env_config={"length": 1.0})
         trainer.eval(env_config={"length": 1.0})
         trainer.evaluate_grid({"length": [0.5, 1.0]}, episodes=2, name="lengths")
 
-    evaluates.metric_names = [metric]
+    evaluates.metric_names = metrics
     trainer = make(evaluates)
-    stats = run(trainer, stop_conditions=[HitsUpperBound(metric, 0)], max_steps=2)
+    stats = run(trainer, stop_conditions=[And(*(HitsUpperBound(metric, 0) for metric in metrics))], max_steps=2)
     assert stats[keys.STEPS] == 1
-    assert metric in stats.fresh
-    assert trainer.tracker.history(metric) == [(stats[keys.ENV_STEPS], stats[metric])]
+    assert set(metrics) <= stats.fresh
+    for metric in metrics:
+        assert trainer.tracker.history(metric) == [(stats[keys.ENV_STEPS], stats[metric])]
 
 
 def declaring(names, returned=None):

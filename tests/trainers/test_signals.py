@@ -85,10 +85,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("how", WAYS)
+ENDS = [((), "FINISHED"), ((None,), "FINISHED"), ((0,), "FINISHED"), ((4,), "KILLED"), (("no",), "KILLED")]
+
+
 @pytest.mark.parametrize(
-    ("codes", "status"),
-    [*[(codes, "FINISHED") for codes in ((), (None,), (0,))], *[((code,), "KILLED") for code in (4, "no", 0.0)]],
+    ("codes", "status", "how"),
+    [*((*end, "run") for end in [*ENDS, ((0.0,), "KILLED")]), *((*end, how) for end in ENDS[2:4] for how in WAYS)],
 )
 def test_sys_exit_in_a_callback_ends_the_run_by_its_code(codes, status, how):
     trainer = make(trainer={"callbacks": [at_step(2, lambda trainer: sys.exit(*codes))]})
