@@ -146,8 +146,15 @@ def trained(checkpoints, act, tracker=None):
 
 
 @ON_LINUX
-@pytest.mark.parametrize(("moved", "to"), [("runs", "archive"), ("runs/a", "runs/b"), ("runs", "far/away/runs")])
-@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize(
+    ("moved", "to", "another"),
+    [
+        ("runs", "archive", True),
+        ("runs/a", "runs/b", True),
+        ("runs/a", "runs/b", False),
+        ("runs", "far/away/runs", False),
+    ],
+)
 def test_checkpoints_that_are_moved_are_followed_and_nothing_is_made_where_they_were(
     moved, to, another, tmp_path, caplog, monkeypatch
 ):

@@ -204,16 +204,6 @@ def test_errors_of_our_own_do_not_end_the_shipper_and_what_is_set_aside_is_told_
     assert f"it is in {run.journal.folder}/rejected.jsonl, and `rl8x sync` tries it again" in told
 
 
-def test_what_a_full_disk_refuses_goes_past_it(make, store):
-    run = make(arrives=True)
-    run.journal._write = lambda line: False
-    for step in range(3):
-        run.append(row(step))
-    run.end("FAILED", 5)
-    run.finish()
-    assert (len(values(store.run, "a")), store.run["status"], run.journal.unsent().lost_words) == (3, "FAILED", "")
-
-
 def test_what_two_threads_send_past_a_full_disk_comes_in_its_order(make, store):
     run, others = make(arrives=True), []
     run.journal._write = lambda line: False

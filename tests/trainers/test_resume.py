@@ -509,7 +509,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("tracker", OTHERS)
-def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, mlruns, mlflow_client, capsys):
+def test_a_run_of_another_tracker_goes_into_no_store_unasked(tracker, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     first = make(trainer={"tracker": tracker(), "checkpoints": "saved"})
     run(first, max_steps=2)
     with pytest.raises(CheckpointError, match=OTHERS[tracker]):
@@ -518,10 +519,14 @@ def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, mlruns
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
     assert "in a script: Trainer.resume('saved', tracker=...)" in error
-    assert mlflow_client.get_experiment_by_name("rl8x") is None
+    assert not (tmp_path / "mlruns").exists()
     run(Trainer.resume("saved", tracker=first.tracker), max_steps=3)
     assert [step for step, _ in first.tracker.history("losses/total")] == [32, 64, 96]
-    elsewhere = Trainer.resume("saved", tracker=MLflowTracker())  # on purpose
+
+
+def test_a_run_of_another_tracker_goes_into_mlflow_on_purpose(mlruns, mlflow_client):
+    run(make(trainer={"tracker": LinesTracker(), "checkpoints": "saved"}), max_steps=2)
+    elsewhere = Trainer.resume("saved", tracker=MLflowTracker())
     run(elsewhere, max_steps=4)
     assert mlflow_client.get_run(elsewhere.tracker.run_id).data.metrics[keys.STEPS] == 4
 
