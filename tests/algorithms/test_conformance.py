@@ -418,7 +418,11 @@ def test_known_values_of_continuous_actions_are_learned(case):
 
 @pytest.mark.parametrize(
     ("config", "steps"),
-    [pytest.param(SACConfig, 10, marks=pytest.mark.long), (TD3Config, 10), (PPOConfig, 4), (PQNConfig, 4)],
+    [
+        *(pytest.param(each, 10, marks=pytest.mark.long) for each in (SACConfig, TD3Config)),
+        (PPOConfig, 4),
+        (PQNConfig, 4),
+    ],
 )
 def test_the_bare_defaults_learn(config, steps):
     """Towards x / 2, the best action of `Target`, from an action that does not depend on x; or to its sign."""
@@ -464,7 +468,12 @@ class OneLegal(Probe):
         return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("case", LEARNERS)
+MASKED_LATER = ("pqn", "dqn", "dqn, atoms")  # which are masked as their variants and quantiles are
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case in MASKED_LATER)) for case in LEARNED]
+)
 def test_illegal_actions_are_neither_taken_nor_bootstrapped_from(case):
     _, _, steps, options = LEARNED[case]
     if case == "sac, discrete":
