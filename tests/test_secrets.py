@@ -1,4 +1,4 @@
-"""A password in a tracking URI: what a run, its failure, a resume and a sync leave has it in no form."""
+"""A password in a tracking URI: what a run, its failure and a dry run leave and print has it in no form."""
 
 import os
 import subprocess
