@@ -7,6 +7,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.trainers.helpers import make, run
 
 from rl8x import keys
@@ -36,7 +39,7 @@ def test_a_silenced_critic_is_told_once():
     assert message.endswith("Use vf_clip_param=None or normalize_values=True or normalize_rewards=True.")
 
 
-# -- rl8's semantics
+# -- rl8's semantics: see also the state machine at the end
 
 
 @pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
@@ -339,35 +342,71 @@ def test_what_no_trainer_takes_is_told(env, option, value, message):
         make(env, trainer={option: value})
 
 
-# -- turns of evaluations in the training environment, which resets every so many horizons
+# -- the state machine against a model
 
 
-@pytest.mark.parametrize("every", [-1, 1, 3])
-def test_evaluations_in_the_training_environment_come_at_its_resets_and_are_collects_of_their_own(every):
-    trainer = make(DiscreteDummy, horizons_per_env_reset=every, num_envs=2, horizon=2)
-    turn, other = max(1, every), {"bounds": 5.0}
-    collects = steps = 0
-    for _ in range(2):
-        for _ in range(turn):
-            collects, steps = collects + 1, steps + 1
-            assert trainer.step()[keys.STEPS] == steps
-            if collects % turn:
-                with pytest.raises(RuntimeError, match=rf"horizons_per_env_reset` = {every}; it is {collects}\b"):
-                    trainer.eval()
-                with pytest.raises(RuntimeError, match="Evaluations would not come at resets of"):
-                    run(trainer, steps_per_eval=turn, max_steps=1)
-        assert math.isfinite(trainer.eval()["eval/returns/mean"])
-        if every < 0:
-            with pytest.raises(ValueError, match="never apply"):
-                trainer.eval(env_config=other)
+class TrainerMachine(RuleBasedStateMachine):
+    """Random sequences of calls against a model of three counters."""
+
+    @initialize(every=st.sampled_from([-1, 1, 2, 3]))
+    def begin(self, every):
+        self.every = every
+        self.trainer = make(DiscreteDummy, horizons_per_env_reset=every, num_envs=2, horizon=2)
+        self.collects = self.steps = 0
+
+    @rule()
+    def step(self):
+        stats = self.trainer.step()
+        self.collects += 1
+        self.steps += 1
+        assert stats[keys.STEPS] == self.steps
+        assert self.trainer.algorithm.env.config == {}
+
+    @rule()
+    def evaluate(self):
+        if self.every > 0 and self.collects % self.every:
+            turn = f"multiple of `horizons_per_env_reset` = {self.every}; it is {self.collects}"
+            with pytest.raises(RuntimeError, match=turn):
+                self.trainer.eval()
         else:
-            assert trainer.eval(env_config=other)["eval/rewards/min"] >= -5.0 - every * 2
-        run(trainer, steps_per_eval=turn, max_steps=2 * turn)
-        collects, steps = collects + (1 + (every > 0) + 2 + 2) * turn, steps + 2 * turn
-        assert trainer.algorithm.env.config == {}
-        assert trainer.state == {**trainer.state, keys.COLLECTS: collects, keys.STEPS: steps, keys.ENV_STEPS: 4 * steps}
-    with pytest.raises(RuntimeError, match="collect"):
-        trainer.algorithm.step()
+            assert math.isfinite(self.trainer.eval()["eval/returns/mean"])
+            self.collects += max(1, self.every)
+
+    @rule()
+    def evaluate_elsewhere(self):
+        if self.every < 0:
+            with pytest.raises(ValueError, match="never apply"):
+                self.trainer.eval(env_config={"bounds": 5.0})
+        elif self.collects % self.every == 0:
+            assert self.trainer.eval(env_config={"bounds": 5.0})["eval/rewards/min"] >= -5.0 - self.every * 2
+            self.collects += self.every
+
+    @rule(steps=st.integers(1, 4), per_eval=st.integers(1, 3))
+    def run(self, steps, per_eval):
+        if self.every > 0 and (per_eval % self.every or self.collects % self.every):
+            error = ValueError if per_eval % self.every else RuntimeError
+            with pytest.raises(error, match=r"must be a multiple of|would not come at resets of"):
+                run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
+            return
+        run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
+        self.steps += steps
+        self.collects += steps + steps // per_eval * max(1, self.every)
+
+    @rule()
+    @precondition(lambda self: self.steps > 0)
+    def step_without_collect(self):
+        with pytest.raises(RuntimeError, match="collect"):
+            self.trainer.algorithm.step()
+
+    def teardown(self):
+        if hasattr(self, "trainer"):
+            state = self.trainer.state
+            assert (state[keys.COLLECTS], state[keys.STEPS]) == (self.collects, self.steps)
+            assert state[keys.ENV_STEPS] == self.steps * 4
+
+
+TestTrainerMachine = TrainerMachine.TestCase
+TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
 
 
 @pytest.mark.parametrize("algorithm", [PPOConfig(), CartPole, "PPO", None])
