@@ -5,7 +5,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium import wrappers
-from tests.probes import Probe, Steps
+from tests.probes import Probe, Steps, everything
 from tests.trainers.helpers import make, run
 
 from rl8x import keys
@@ -206,6 +206,18 @@ def test_an_evaluation_with_a_name_is_tracked_under_it_and_is_not_the_runs_own()
     assert trainer.step()["eval/returns/mean"] == own
     assert trainer.eval(name="again")["eval/again/returns/mean"] > 0
     assert trainer.step()["eval/returns/mean"] == own
+
+
+def test_the_last_row_and_an_evaluation_that_is_in_no_row_yet_are_restored():
+    first = make()
+    first.eval()
+    for before_step in (True, False):
+        second = make()
+        second.load_state_dict(first.state_dict())
+        assert everything(second) == everything(first)
+        assert second.train_step.known == first.train_step.known
+        for trainer in (first, second):
+            assert ("eval/returns/mean" in trainer.step().before_step) == before_step
 
 
 def test_an_evaluation_under_another_config_is_tracked_under_a_name_made_of_it():

@@ -95,6 +95,8 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
         assert "in environments 5, slot" in str(error.value)
     if quantity in ("observations", "rewards"):
         assert found["slot"] == 4 if quantity == "observations" else 3
+    if quantity == "parameters":
+        assert found["parameters"] == [next(trainer.algorithm.policy.named_parameters())[0]]
     tracker = trainer.tracker
     assert tracker.status == "FAILED"
     assert "Failed after 3 steps, 144 transitions: " in tracker.description
