@@ -69,7 +69,7 @@ import dataclasses
 from rl8x import keys
 from rl8x.algorithms import Learner, OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
-from rl8x.algorithms.off_policy.updates import Minimise, UpdateResult
+from rl8x.algorithms.off_policy.updates import Minimise
 from rl8x.distributions.discrete import pick
 from rl8x.q_values import QPolicy
 
@@ -107,7 +107,6 @@ class Least(Learner[LeastConfig], config=LeastConfig):
 
     def finish(self, nets, batch, found):
         nets["target"].polyak_update(nets["q"], batch[TAU])
-        return UpdateResult(found)
 '''
 FILES = {"__init__": "", "climb": CLIMB, "least": LEAST}
 FILES |= {path.stem: path.read_text() for path in (ROOT / "examples").glob("own_*.py")}

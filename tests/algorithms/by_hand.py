@@ -1,11 +1,14 @@
 """What second formulations of losses start from: data sets and batches made by hand, and one update of them."""
 
+from typing import Any, NamedTuple
+
 import torch
 from gymnasium.spaces import Discrete
 from torch.nn.functional import linear
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.learner import TAU
+from rl8x.algorithms.off_policy.updates import ERRORS
 from rl8x.envs import CartPole
 from rl8x.replay.dataset import Dataset
 
@@ -101,6 +104,14 @@ def disturb(algorithm, size=0.3):
             view.data.add_(torch.randn(view.shape, generator=generator) * size)
 
 
+class Updated(NamedTuple):
+    """The results of an update by name, and the errors of its rows, if it has them."""
+
+    metrics: dict[str, Any]
+    errors: Any
+
+
 def updated(algorithm, batch, turn=-1):
-    """Make one update, by default one of all phases; return its metrics and the errors of the rows."""
-    return algorithm.cycle[turn].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    """Make one update, by default one of all phases; return its results and the errors of the rows."""
+    found = algorithm.cycle[turn].update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    return Updated(found, found.get(ERRORS))

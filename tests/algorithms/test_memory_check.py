@@ -149,7 +149,7 @@ def test_the_episodes_of_cells_are_counted_before_any_is_played(there_are, monke
 def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
     answers = [1, 10**9]  # bytes
     monkeypatch.setattr(memory, "available_bytes", lambda device: answers.pop(0))
-    memory.check_training(8, 8, torch.device("cpu"), 1000)
+    memory.check_memory(1000, torch.device("cpu"), "a thousand bytes need", "them")
     assert answers == []
 
 

@@ -27,8 +27,8 @@ ALL = torch.ones(3, dtype=torch.bool)
 def test_each_reduction_by_hand(rows):
     metrics, accumulators = EpisodeMetrics({name: name for name in REDUCTIONS}), {}
     for row in rows:
-        info = {name: np.array(row) for name in metrics.names}
-        masks = {f"_{name}": np.array([True, True, False]) for name in metrics.names}
+        info = {name: np.array(row) for name in metrics.reductions}
+        masks = {f"_{name}": np.array([True, True, False]) for name in metrics.reductions}
         accumulators = metrics.update(accumulators, info | (masks if rows[0][1] == 5 else {}), None, ALL)
     figures = {name: figure.tolist()[:2] for name, figure in metrics.values(accumulators).items()}
     assert figures == {"last": [4, 1], "mean": [2.5, 3], "sum": [5, 6], "max": [4, 5], "min": [1, 1]}

@@ -9,7 +9,6 @@ import torch
 from tests.probes import described
 
 from rl8x.algorithms import PPOConfig
-from rl8x.algorithms.on_policy.update import OnPolicyUpdater
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import lowering, traces
 from rl8x.execution.verification import TOLERANCES, Check, verdict
@@ -115,17 +114,17 @@ def test_an_update_with_another_factor_of_its_loss_is_refused(env, factor, clip,
     algorithm = PPOConfig(seed=2, device="cpu", max_grad_norm=clip, **sizes).build(env)
     algorithm.collect()
     algorithm.step()  # the moments are not 0
-    updater, losses = algorithm.updater, OnPolicyUpdater._losses
+    updater, objective = algorithm.updater, algorithm.updater.objective
     held = updater._arguments(updater._state, torch.arange(32), updater._scale([torch.arange(32)]))
 
-    def scaled(self, *given):
+    def scaled(*given):
         """A loss with another factor; its metrics are shown as they were."""
-        found = losses(self, *given)
+        found = objective.losses(*given)
         return found + (factor - 1.0) * (found - found.detach())
 
     def program(*tensors):
         with monkeypatch.context() as patch:
-            patch.setattr(OnPolicyUpdater, "_losses", scaled)
+            patch.setattr(updater, "objective", objective._replace(losses=scaled))
             return updater._update_tensors(*tensors)
 
     assert judged(updater._update_tensors, updater._update_tensors, held, UPDATE) == ""

@@ -193,12 +193,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             return algorithm(config, made_env, seed, factory)
 
     def for_env(self, env: Any, env_kwargs: Mapping[str, Any]) -> Self:
-        """Return the config for an environment; defaults that the user left alone may change to fit it.
-
-        Args:
-            env: The environment, in any form that `build` accepts.
-            env_kwargs: Keyword arguments for the environment's constructor.
-        """
+        """Return the config for an environment, given the arguments of `build`; defaults may change to fit it."""
         return self
 
     def without_effect(self) -> dict[str, str]:
@@ -210,12 +205,11 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         for name in scheduled(self):
             if getattr(self, f"{name}_schedule") is not None and getattr(self, name) != self.schedule(name)(0):
                 clear = f"set {name}_schedule=None if a preset sets it"
-                why = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
-                unused |= ineffective_values(self, [name], why)
+                unused[name] = f"`{name}_schedule` replaces it. Leave one of them out, or {clear}"
         for field in dataclasses.fields(self):
             if field.metadata and (reason := field.metadata["idle"](self)):
-                unused |= ineffective_values(self, [field.name], reason)
-        return unused
+                unused[field.name] = reason
+        return ineffective_values(self, unused)
 
     def schedule(self, name: str) -> Schedule:
         """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value if that is None.

@@ -163,8 +163,19 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @functools.cached_property
     def loss(self) -> str:
-        """The configured loss."""
-        return loss_of(self.config.loss, self.policy.distribution, self.teacher.distribution)
+        """The loss; raises a `ValueError` if the two distributions do not support it."""
+        loss, student, teacher = self.config.loss, self.policy.distribution, self.teacher.distribution
+        same = _same_kind(student, teacher)
+        names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
+        if loss == "kl" and not same:
+            raise ValueError(f"loss='kl' needs one kind of distribution, with a `kl`; got {names}. Use 'nll'.")
+        if loss == "mse" and not all(
+            isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves(student.space)
+        ):
+            raise ValueError(
+                f"loss='mse' needs continuous actions; got {describe_space(student.space)}. Use 'kl' or 'nll'."
+            )
+        return loss or ("kl" if same else "nll")
 
     @functools.cached_property
     def guided(self) -> Guided:
@@ -352,21 +363,6 @@ def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) 
     pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
     differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
     return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)
-
-
-def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
-    """Resolve the loss; raise a `ValueError` if the two distributions do not support it."""
-    same = _same_kind(student, teacher)
-    names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
-    if loss == "kl" and not same:
-        raise ValueError(f"loss='kl' needs one kind of distribution, with a `kl`; got {names}. Use 'nll'.")
-    if loss == "mse" and not all(
-        isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves(student.space)
-    ):
-        raise ValueError(
-            f"loss='mse' needs continuous actions; got {describe_space(student.space)}. Use 'kl' or 'nll'."
-        )
-    return loss or ("kl" if same else "nll")
 
 
 def _same_kind(one: Distribution, other: Distribution) -> bool:

@@ -18,7 +18,7 @@ from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.off_policy.actor_critic import weighted_mean
 from rl8x.algorithms.off_policy.config import OffPolicyConfig, no_atoms
 from rl8x.algorithms.off_policy.learner import Learner, observed
-from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ERRORS, Found, Loss, Minimise, Net, Phase, ReplayBatch
 from rl8x.distributed import ranks
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
@@ -217,12 +217,11 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
 
         return loss
 
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Move the target network."""
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> None:
+        """Move the target network, and add the metrics."""
         super().finish(nets, batch, found)
         errors = (found["values"] - found["td_targets"]).abs()
-        means = {"monitors/q": found["values"].mean(), "monitors/td_error": errors.mean()}
-        return UpdateResult(found | means, errors)
+        found |= {"monitors/q": found["values"].mean(), "monitors/td_error": errors.mean(), ERRORS: errors}
 
     def losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.

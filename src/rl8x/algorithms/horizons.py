@@ -54,30 +54,24 @@ class ResetSchedule:
         return 0 if self.once else -collects % self.every
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Horizons:
     """The horizons that an algorithm's policy plays in the training environment."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        rollout: Rollout,
-        counters: dict[str, int],
-        resets: ResetSchedule,
-        *,
-        start_seed: int | None = None,
-        summarise: Callable[[Mapping[str, Tensor], int, Team | None], Stats] = rollout_stats,
-    ) -> None:
-        self.collector = collector
-        self.env: Env = collector.env
-        self.rollout = rollout
-        self.counters = counters
-        self.resets = resets
-        self.start_seed = start_seed
-        self.summarise = summarise
+    collector: Collector
+    rollout: Rollout
+    counters: dict[str, int]
+    resets: ResetSchedule
+    _: dataclasses.KW_ONLY
+    start_seed: int | None = None
+    summarise: Callable[[Mapping[str, Tensor], int, Team | None], Stats] = rollout_stats
+
+    def __post_init__(self) -> None:
+        self.env: Env = self.collector.env
         self.row: Mapping[str, float] = {}  # metrics that the `env_config` of the next collect may depend on
         if self.env.team is not None:
-            counters.setdefault(keys.COPY_STEPS, 0)
-        if start_seed is not None:
+            self.counters.setdefault(keys.COPY_STEPS, 0)
+        if self.start_seed is not None:
             self._check_random_start()
 
     # -- between horizons
@@ -153,11 +147,8 @@ class Horizons:
             )
 
     def _without_shortened(self, rollout: Mapping[str, Tensor], collects: int) -> Mapping[str, Tensor]:
-        """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end.
-
-        Statistics and moving parameters leave out the episodes that `random_start` shortened; their transitions are
-        trained on. Such an episode is longer than the number of steps since the reset, so no state has to mark it.
-        """
+        """Return a rollout's tensors, `[horizon + 1, num_envs, ...]`, in which shortened first episodes do not end."""
+        # Such an episode is longer than the number of steps since the reset, so no state has to mark it.
         limit, before = self.env.time_limit, collects * self.rollout.horizon
         if self.start_seed is None or limit is None or before >= limit:
             return rollout

@@ -58,10 +58,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Check every field of a config against its `option`, and replace its value by a read-only copy.
-
-    Values get the types that run files have: mappings become dicts, and paths strings.
-    """
+    """Check every field of a config against its `option`; replace its value by a read-only one of run files' types."""
     for field in dataclasses.fields(config):
         kind, value = kind_of(field), getattr(config, field.name)
         if isinstance(value, Mapping) and kind.startswith("dict"):
@@ -127,11 +124,10 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
             raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
 
 
-def ineffective_values(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
-    """Return those of the named values, which have no effect, that were given: `name=value`, each with the reason."""
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    values = {name: getattr(config, name) for name in names}
-    return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
+def ineffective_values(config: Any, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the values without effect, by name, that were given: `name=value`, each with the reason."""
+    given = {field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default}
+    return {f"{name}={getattr(config, name)!r}": why for name, why in reasons.items() if name in given}
 
 
 def scheduled(config: Any) -> list[str]:

@@ -81,13 +81,16 @@ def allocations_refused(name: str, options: Collection[str]) -> Iterator[None]:
 
 
 def check_training(
-    num_envs: int, horizon: int, device: torch.device, need: int, *, policy: Policy | None = None, seq_len: int = 1
+    config: Any, env: Any, device: torch.device, *, policy: Policy | None = None, seq_len: int = 1
 ) -> None:
-    """Raise a `ValueError` if a horizon of experience, of `need` bytes, does not fit into memory.
+    """Raise a `ValueError` if a horizon, with the policy's state every `seq_len` steps, does not fit into memory.
 
-    The policy, None before it is built, adds its states: one for every `seq_len` steps.
+    `env` may be a class or factory, whose unknown spaces count as 0; the policy is None before it is built.
     """
-    options = "`num_envs` or `horizon`"
+    spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
+    agents = env.num_agents if isinstance(env, Env) else 1
+    num_envs, horizon, options = config.num_envs * agents, config.horizon, "`num_envs` or `horizon`"
+    need = config.rollout_bytes(*(space if isinstance(space, gymnasium.Space) else None for space in spaces)) * agents
     if policy is not None:
         state = sum(value.numel() * value.element_size() for value in policy.initial_state(1).values())
         need += num_envs * (horizon // seq_len) * state

@@ -68,13 +68,7 @@ class OnlineConfig(AlgorithmConfig):
         super().__post_init__()
 
     def build(self, env: EnvLike | EllipsisType = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
-        """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`.
-
-        Args:
-            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
-                vector environments.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
-        """
+        """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`."""
         return super().build(env, **env_kwargs)
 
     def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
@@ -143,10 +137,10 @@ class OnlineConfig(AlgorithmConfig):
             env = GymnasiumEnv(env, device=device, seed=seed)
         if isinstance(env, Env):
             _check_instance(self, env, device, env_kwargs)
-            _check_memory(self, env, device)
+            check_training(self, env, device)
             return env, None
         factory = env_maker(env, env_kwargs, trust=True)  # names from files never get here
-        _check_memory(self, factory.func, device)
+        check_training(self, factory.func, device)
         _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made_env, Env):
@@ -154,20 +148,12 @@ class OnlineConfig(AlgorithmConfig):
                 f"{env!r} must make an rl8x Env; it made {type(made_env).__name__}. Let GymnasiumEnv make the "
                 "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
             )
-        _check_memory(self, made_env, device)
+        check_training(self, made_env, device)
         if isinstance(self.num_envs, Default) and steps_one_by_one(factory) and ranks().is_first:
             name = next((word for word in (env, *factory.args) if isinstance(word, str)), type(made_env).__name__)
             copies = f"{self.num_envs} copies, as `num_envs` was not given"
             say(f"rl8x: {name} is stepped copy by copy: {copies}", err=True)
         return made_env, factory
-
-
-def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
-    """Raise if the run does not fit into memory; `env` may be a class or factory, whose unknown spaces count as 0."""
-    spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
-    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
-    agents = env.num_agents if isinstance(env, Env) else 1
-    check_training(config.num_envs * agents, config.horizon, device, config.rollout_bytes(observation, action) * agents)
 
 
 def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:

@@ -65,11 +65,7 @@ class FlatOptimizer:
         self._pointers = [parameter.data_ptr() for parameter in self.views]
 
     def rejoin(self, *, trains: bool = True) -> None:
-        """Copy weights that replaced the views into the vector, and make them views, for programs and updates.
-
-        `module.to(...)` and back, `load_state_dict(assign=True)` and `copy.deepcopy` create such weights. Raises a
-        `RuntimeError` if they have another dtype, device or shape, or, with `trains`, require no gradients.
-        """
+        """Copy weights that replaced the views, as by `module.to(...)`, into the vector, and make them views again."""
         for owner, name, own in self._buffers:  # compiled programs hold them too
             put = owner[name]
             if put is not own and put is not None and _kind(put) == _kind(own):
@@ -143,10 +139,7 @@ class FlatOptimizer:
         return norm
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` in place, so that captured pointers stay valid; raise `ValueError` if it does not fit.
-
-        The padding between weights becomes 0: a non-finite gradient may have made it NaN.
-        """
+        """Restore a `state_dict` in place, as programs hold pointers; raise a `ValueError` if it does not fit."""
         saved, own = state["moments"], self.state_dict()["moments"]
         for name in dict.fromkeys((*own, *saved)):
             had, has = (_layout(each.get(name, {})) for each in (saved, own))
@@ -156,6 +149,7 @@ class FlatOptimizer:
                     "optimizer that it was saved with."
                 )
         for kind, moment in self.moments.items():
+            # The padding between weights becomes 0: a non-finite gradient may have made it NaN.
             moment.copy_(state[STEP] if kind == STEP else self.joined(saved[name][kind] for name in self.names))
         self.lr.fill_(state["lr"])
         self.weights.copy_(self.joined(self.views))
@@ -340,15 +334,12 @@ class AdaptiveRate:
 
     @classmethod
     def make(cls, spec: Any, lr: float) -> AdaptiveRate | None:
-        """Parse an `lr_schedule`: return None if it does not adapt; raise a `ValueError` if it is not legal.
-
-        A bound that it leaves out is widened to include `lr`, the initial rate.
-        """
+        """Parse an `lr_schedule` that begins at `lr`; return None if it does not adapt."""
         if not is_adaptive(spec):
             return None
         fields = [field.name for field in dataclasses.fields(cls)]
         check_names_in(spec, ["kind", *fields], f"An `lr_schedule` of kind {ADAPTIVE!r}")
-        bounds = {"low": min(lr, cls.low), "high": max(lr, cls.high)}
+        bounds = {"low": min(lr, cls.low), "high": max(lr, cls.high)}  # those that are left out include `lr`
         rate = cls(**bounds | {name: value for name, value in spec.items() if name != "kind"})
         if not rate.low <= lr <= rate.high:
             raise ValueError(

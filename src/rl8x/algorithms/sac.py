@@ -25,7 +25,7 @@ from rl8x.algorithms.off_policy.actor_critic import (
 )
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
-from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Found, Loss, Minimise, Net, Phase, ReplayBatch
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -254,7 +254,9 @@ class SAC(Learner[SACConfig], config=SACConfig):
 
     def _critic_loss(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> Loss:
         """Return L_Q; also add the temperature to `found`, for later phases."""
-        found["coefficients/alpha"] = alpha = self._alpha(nets)
+        fixed = self.config.alpha
+        alpha = nets["alpha"]().exp() if fixed is None else torch.full((), fixed, device=self.device)
+        found["coefficients/alpha"] = alpha
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
         td_targets = self._td_targets(nets, batch, alpha, batch.get(NOISE, (None, None))[0])
         return self.critics.loss(model_obs(self.policy, batch, keys.OBS), batch, td_targets, penalty)
@@ -277,32 +279,22 @@ class SAC(Learner[SACConfig], config=SACConfig):
         gaps = found["entropies"] - self._target_entropies(batch)
         return lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {})
 
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Move the target network, and return the metrics."""
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> None:
+        """Move the target network, and add the metrics."""
         super().finish(nets, batch, found)
         if "entropies" in found:  # the policy was trained
             gaps = found["entropies"] - self._target_entropies(batch)
             found["losses/alpha"] = (found["coefficients/alpha"] * gaps).mean()
             found["monitors/entropy"] = found["entropies"].mean()
-        return self.critics.result(found)
+        self.critics.measure(found)
 
     def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
-        """Return each row's target entropy, `[batch_size]`, which is lower where a mask allows fewer actions.
-
-        Otherwise no policy could reach the target, and the temperature would grow without bound.
-        """
+        """Return each row's target entropy, `[batch_size]`: one that can be reached where a mask allows few actions."""
         mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1] if self.policy.masked else None
         if mask is None or self.config.target_entropy is not None:
             return self.target_entropy
         num_legal: Tensor = (mask | ~mask.any(-1, keepdim=True)).sum(-1)
         return self.config.target_entropy_frac * num_legal.log()
-
-    def _alpha(self, nets: Mapping[str, Net]) -> Tensor:
-        """Return the temperature, 0-d."""
-        if self.config.alpha is None:
-            alpha: Tensor = nets["alpha"]().exp()
-            return alpha
-        return torch.full((), self.config.alpha, device=self.device)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""

@@ -18,7 +18,7 @@ from rl8x.algorithms.hyperparameters import PRESETS, option
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor, Critics, check_bounded, make_critics
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import Learner, model_obs, observed
-from rl8x.algorithms.off_policy.updates import Average, Found, Loss, Minimise, Net, Phase, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import Average, Found, Loss, Minimise, Net, Phase, ReplayBatch
 from rl8x.distributed import ranks
 from rl8x.distributions import NoisyDeterministic
 
@@ -182,10 +182,10 @@ class TD3(Learner[TD3Config], config=TD3Config):
         actions = policy(*observed(batch, keys.OBS)).mean
         return actions, self.critics.means(nets["q"](model_obs(self.policy, batch, keys.OBS), actions)[0])
 
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """Move the target networks, and return the metrics."""
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> None:
+        """Move the target networks, and add the metrics."""
         super().finish(nets, batch, found)
-        return self.critics.result(found)
+        self.critics.measure(found)
 
     def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""

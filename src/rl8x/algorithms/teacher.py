@@ -48,10 +48,7 @@ def find_teacher(given: Any, device: torch.device | str) -> tuple[Policy, str | 
 
 
 def describe_teacher(policy: Policy, source: str | None) -> dict[str, Any]:
-    """Describe a policy as plain data without its weights, or with a copy of it if it cannot be rebuilt.
-
-    A student's checkpoint has the description and the weights, so that it can be resumed without the teacher's run.
-    """
+    """Describe a policy as plain data without its weights, or with a copy of it if it cannot be rebuilt."""
     description: dict[str, Any] = {
         "source": source,
         "sha256": digest(acting_weights(policy)),
@@ -133,12 +130,10 @@ class Student(Policy):
 
 
 class Guided(nn.Module):
-    """The policy for collecting: the student, and a teacher that labels observations and acts with probability `beta`.
-
-    Its state has the states of both, as if each acted alone. Programs read `beta`: change it in place.
-    """
+    """The policy for collecting: the student, and a teacher that labels observations and acts with `beta`."""
 
     beta: Tensor
+    """The probability that the teacher acts, 0-d; programs read it: change it in place."""
     num_separate: ClassVar[int] = 1
 
     def __init__(

@@ -447,11 +447,11 @@ class RunSpec:
         unused: dict[str, str] = {}
         if not self.evaluates:
             why = "the run makes no evaluations. Give steps_per_eval, such as 10, or leave it out"
-            unused |= ineffective_values(self.run, ["eval_env_config"], why)
-            unused |= ineffective_values(self.trainer, ["num_eval_envs"], why)
+            unused |= ineffective_values(self.run, {"eval_env_config": why})
+            unused |= ineffective_values(self.trainer, {"num_eval_envs": why})
         if not self.trainer.tracking:
             why = "the run is not tracked. Leave it out, or have the run tracked in MLflow: tracking=true"
-            unused |= ineffective_values(self.trainer, ["log_models"], why)
+            unused |= ineffective_values(self.trainer, {"log_models": why})
         return unused
 
     # -- making

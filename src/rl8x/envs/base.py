@@ -210,21 +210,11 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
-        """Return the outcome of the next step, as `transition` does, before any reset.
-
-        Args:
-            carry: The carry before the step.
-            actions: `[num_envs, ...]`, as `transition` takes them.
-            noise: `[num_envs, noise_width]` in [0, 1).
-        """
+        """Return the outcome of a step, as `transition` does, before any reset; it takes the arguments of `advance`."""
         return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now, float32 `[num_envs]` each.
-
-        Args:
-            noise: `[num_envs, noise_width]` in [0, 1).
-        """
+        """Return parameters of episodes that start now, float32 `[num_envs]`; it takes the arguments of `restart`."""
         return {**self.parameter_state.current.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:

@@ -46,17 +46,14 @@ class BoundSimulator:
         self._functions = {name for name, binding in bindings.items() if isinstance(binding, Function)}
 
     def set(self, values: Mapping[str, Value | None]) -> None:
-        """Set the values if some differ from those in force; None is the binding's default, or the original value.
-
-        Bindings may overlap, such as a mass and a total mass. So if any value changes, all values that were ever set
-        are set again, in the order of the mapping; the result then depends on the values alone.
-        """
+        """Set the values if some differ from those in force; None is the binding's default, or the original value."""
         values = {
             name: self.bindings[name].default if value is None and name not in self._functions else value
             for name, value in values.items()
         }
         if all(_same(value, self._values[name]) for name, value in values.items()):
             return
+        # All that were ever set are set again: as bindings may overlap, the result then depends on the values alone.
         self._written = [name for name, value in values.items() if value is not None or name in self._written]
         for name in self._written:
             with in_parameter(name):
@@ -90,11 +87,7 @@ def _same(value: Value | None, other: Value | None) -> bool:
 
 
 class SharedTable:
-    """A table of numbers in shared memory, which works however Gymnasium starts its processes.
-
-    Gymnasium sends objects by cloudpickle, which cannot pickle a `multiprocessing.Array`. The memory is released when
-    the process that made the table deletes it.
-    """
+    """A table in shared memory, which cloudpickle can send to Gymnasium's processes; its maker releases the memory."""
 
     def __init__(self, shape: tuple[int, int], name: str | None = None) -> None:
         self.shape = shape
@@ -176,12 +169,7 @@ class BoundCopies:
 
 
 class BoundBatch(BoundSimulator):
-    """A bound simulator that steps all copies itself.
-
-    Its attributes apply to all copies, except those with a row for each copy and those that functions set. If it resets
-    copies in the step that ends an episode, values cannot be set in between, so they hold from one reset of all copies
-    to the next.
-    """
+    """A bound simulator that steps all copies itself; only rows and functions set different values for copies."""
 
     def __init__(self, bindings: Mapping[str, Binding], simulator: Any, *, resets_itself: bool, advice: str) -> None:
         super().__init__(simulator, bindings)

@@ -123,11 +123,9 @@ class BraxEnv(SimulatorEnv):
         return {name: self._values[name][1] for name in parameters}
 
     def _tensor_of(self, array: Any) -> Tensor:
-        """Copy an array to a tensor, floats as float32: JAX may reuse the memory once it has freed the array."""
+        """Copy an array to a tensor: JAX may reuse the memory once it has freed the array."""
         # Booleans are not part of JAX's DLPack everywhere.
-        tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
-        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(self.device, dtype, copy=True)
+        return self._tensor(torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array))
 
 
 def _programs(
@@ -238,10 +236,7 @@ class SystemField(Binding):
 
 
 class Systems:
-    """The system of an environment, and the systems that replace it under each copy's parameters.
-
-    It is the environment's `sys`, or `_mjx_model` in MuJoCo Playground; bindings are by parameter name.
-    """
+    """The system of an environment, and the systems that replace it under each copy's parameters."""
 
     def __init__(self, bindings: Mapping[str, Binding], env: Any) -> None:
         self.owner = getattr(env, "unwrapped", env)

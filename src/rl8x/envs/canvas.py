@@ -48,10 +48,7 @@ class Canvas:
         self.view((-1.0, 1.0), (-1.0, 1.0))
 
     def view(self, x: Point, y: Point, *, stretch: bool = False) -> None:
-        """Set the visible ranges: at least `x[0]` to `x[1]` and `y[0]` to `y[1]`, centred.
-
-        Units of x and y are equally long, unless `stretch` fits both ranges to the whole picture.
-        """
+        """Set the least visible ranges, centred; units are equally long unless `stretch` fits both to the picture."""
         scales = [size / max(high - low, 1e-9) for size, (low, high) in zip(self._size, (x, y), strict=True)]
         self._scales = scales if stretch else [min(scales)] * 2
         self._middle = (x[0] + x[1]) / 2, (y[0] + y[1]) / 2

@@ -142,17 +142,12 @@ def check_test(env: Env, cells: Cells, episodes: int, *, name: str, called: str 
 
 
 def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
-    """Return which cells training can draw, bool `[cells]`.
-
-    Every parameter of the environment counts; one that test or training does not name has its default there. Training
-    can draw only the value of a fixed parameter, only the listed values of a `Choice`, and all values of an interval.
-    Values for each copy, and those of `Grid`, are drawn together: copy i of the `num_envs` has the i-th of each.
-    """
+    """Return which cells training can draw, bool `[cells]`; a parameter that either does not name has its default."""
     resolved = _resolved(config, parameters, num_envs)
     wanted = {name: cells.get(name, np.full(num_cells(cells), each.default)) for name, each in parameters.items()}
+    # Values for each copy are drawn together: copy i has the i-th of each. Equal copies are compared once.
     rows = [values.double().numpy() for values in resolved.fixed.values()]
     is_inside = np.zeros(num_cells(cells), dtype=bool)
-    # Compare equal copies only once.
     for row in np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0)):
         same = [_is_equal(wanted[name], value) for name, value in zip(resolved.fixed, row, strict=True)]
         is_inside |= np.all(same, axis=0)

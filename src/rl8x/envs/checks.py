@@ -77,12 +77,7 @@ def check_declared(env: Any) -> None:
 
 
 def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
-    """Return actions in the types of policies: discrete ones int64, floating-point numbers float32.
-
-    Other types change the arithmetic of an environment: in uint8, 0 - 1 is 255. Actions of another shape than
-    `[num_envs, *action]` raise `ValueError`, as torch would broadcast a single one to all copies. On the CPU, illegal
-    discrete actions raise it too; elsewhere this check would have to wait for the device.
-    """
+    """Return actions as int64 or float32, since in uint8, 0 - 1 is 255; raise `ValueError` for shapes and numbers."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}
         return {

@@ -47,18 +47,12 @@ class EpisodeMetrics:
             if reduction not in REDUCTIONS:
                 raise ValueError(unknown_name("reduction", reduction, REDUCTIONS, f" of {name!r} in `metrics`"))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The metrics' names."""
-        return tuple(self.reductions)
-
     def update(
         self, accumulators: Accumulators, info: Mapping[str, Any], final: Tensor | None, counts: Tensor
     ) -> Accumulators:
-        """Return the accumulators, initially empty, updated with the `info` of a step.
+        """Return the accumulators, initially empty, updated with the `info` of a step, by masks `[num_envs]`.
 
-        Copies that were reset in this step, by the mask `final`, have their values in `final_info`, if it has any;
-        `final` is None if resets do not change `info`. Rows count where `counts` is true. Masks are `[num_envs]`.
+        Copies that were reset (`final`; None if that does not change `info`) have their values in `final_info`, if any.
         """
         updated = dict(accumulators)
         last_info = None if final is None else info.get("final_info")
@@ -75,7 +69,10 @@ class EpisodeMetrics:
                 continue
             value, mask = now[0], now[1] & counts
             before = updated.get(name) or {"value": torch.full_like(value, torch.nan), "count": torch.zeros_like(value)}
-            reduced = _reduced(reduction, before["value"], value)
+            reduced = value  # the last one; a mean is divided later
+            if reduction != "last":
+                combine = {"max": torch.maximum, "min": torch.minimum}.get(reduction, torch.add)
+                reduced = torch.where(before["value"].isnan(), value, combine(before["value"], value))
             updated[name] = {"value": torch.where(mask, reduced, before["value"]), "count": before["count"] + mask}
         return updated
 
@@ -91,7 +88,7 @@ class EpisodeMetrics:
         if self._looked or not bool(done.any()):
             return
         self._looked = True
-        missing = [name for name in self.names if name not in accumulators]
+        missing = [name for name in self.reductions if name not in accumulators]
         if not missing:
             return
         reports = [info, info["final_info"]] if isinstance(info.get("final_info"), Mapping) else [info]
@@ -119,14 +116,6 @@ def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
             yield from (f"{name}/{inner}" for inner in _reported_names(value, like))
         elif isinstance(name, str) and not name.startswith("_") and _lookup(info, name, like) is not None:
             yield name
-
-
-def _reduced(reduction: str, before: Tensor, value: Tensor) -> Tensor:
-    """Combine an episode's value so far with the next one, `[num_envs]` each; a mean is divided later."""
-    if reduction == "last":
-        return value
-    combine = {"max": torch.maximum, "min": torch.minimum}.get(reduction, torch.add)
-    return torch.where(before.isnan(), value, combine(before, value))
 
 
 def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> Reported | None:

@@ -215,7 +215,7 @@ class GymnasiumEnv(SimulatorEnv):
             parameters = self._redrawn(done, parameters, fresh)
         final = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
         results, ends = (shown, rewards, terminated, truncated, obs), {"valid": valid, "final": final}
-        following, step = self.finish(carry, parameters, info, done, *results, any_done=any_done, **ends)
+        following, step = self.finish(carry, parameters, info, done, *results, **ends)
         if any_done and not waits:  # after the metrics, which a reset may overwrite
             shown, final_obs = self._reset_done(obs, done, info, parameters)
             step = step._replace(obs=shown, final_obs=final_obs)
@@ -302,10 +302,7 @@ class GymnasiumEnv(SimulatorEnv):
 
 
 class _PartialReset(dict[str, Any]):
-    """Options of a reset of some copies, whose mask outer layers still find after inner layers have popped it.
-
-    Otherwise Gymnasium's `RecordEpisodeStatistics` would reset its statistics of all copies.
-    """
+    """Options of a reset of some copies: `RecordEpisodeStatistics` looks for the mask after inner layers popped it."""
 
     def __init__(self, mask: np.ndarray) -> None:
         super().__init__(reset_mask=mask)
@@ -320,10 +317,7 @@ class _PartialReset(dict[str, Any]):
 
 
 def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return an action space in float32.
-
-    Its bounds are no wider than the simulator's, which may refuse larger actions: 0.1 in float32 is more than 0.1.
-    """
+    """Return an action space in float32, of bounds no wider than the simulator's: 0.1 in float32 is more than 0.1."""
     rounded = in_float32(space)
     if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
         low, high = rounded.low, rounded.high

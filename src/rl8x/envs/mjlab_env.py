@@ -169,7 +169,7 @@ class MjlabEnv(SimulatorEnv):
 
     def _observation(self, raw: Mapping[str, Any]) -> Observation:
         """Copy the selected groups to tensors, floats as float32; a single group is returned without a dict."""
-        groups = {name: tree_of(raw[name], _copied) for name in self._groups}
+        groups = {name: tree_of(raw[name], self._tensor) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
 
 
@@ -183,10 +183,6 @@ def _kept_variable(name: str) -> Iterator[None]:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def _check_version() -> None:

@@ -23,9 +23,6 @@ class ParameterState:
     Curricula are kept by key for the lifetime of the environment: a configuration that comes into force again continues
     where it was, and programs still read the right tensors.
 
-    Args:
-        env: The environment, which has declared its spaces and parameters.
-
     Attributes:
         current: The configuration of the episodes that begin now.
         next: The configuration from the next reset on; the same object if that changes nothing.
@@ -48,11 +45,7 @@ class ParameterState:
     def resolve(
         self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
     ) -> ResolvedConfig:
-        """Check an `env_config` and turn it into tensors; nothing changes.
-
-        The last result is cached, because a run passes its `env_config` with each step: new tensors would take a copy
-        to the device, and a wait for it, for each parameter.
-        """
+        """Check an `env_config` and turn it into tensors; the last result is kept, as a run gives it at each step."""
         env = self._env
         owner = f"{type(env).__name__}: {called}"
         key = parsed(config, owner), steered
@@ -101,10 +94,7 @@ class ParameterState:
     # ---- when they move
 
     def begin(self) -> None:
-        """Draw the initial state of curricula that have none yet: the same on all ranks, without communication.
-
-        A single rank may call it, for example for the environment of a film, so ranks cannot communicate here.
-        """
+        """Draw the initial state of curricula without one: the same on all ranks, of which one may call alone."""
         for curriculum in self.current.curricula:
             seed = self.shared_seed ^ zlib.crc32(curriculum.key.encode())
             same_on_all_ranks = torch.Generator(self._device).manual_seed(seed)
@@ -126,12 +116,9 @@ class ParameterState:
         returns: Tensor,
         metrics: Mapping[str, Tensor],
         sources: Mapping[str, Tensor],
-        pending: Mapping[str, Tensor] | None,
+        pending: Mapping[str, Tensor] | None,  # the sources of episodes that continue; None: a reset ends them
     ) -> None:
-        """Move parameters that depend on returns, by all ranks' episodes of a horizon, `[horizon, num_envs]`.
-
-        `pending` has the sources of the episodes that continue after it, `[num_envs]`; None if a reset ends them.
-        """
+        """Move parameters that depend on returns, by all ranks' episodes of a horizon, `[horizon, num_envs]`."""
         measured = {RETURNS: returns, **metrics}
         for curriculum in self.current.curricula:
             if curriculum.metric is None:
@@ -213,10 +200,7 @@ class ParameterState:
             self.next = self._with_known(self.resolve(state["next_config"], steered=next_steered))
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Copy the state of moving parameters from the `state_dict` of another environment.
-
-        The state of a curriculum that is unknown here is kept until a configuration has that curriculum.
-        """
+        """Copy the state of curricula from another environment's `state_dict`; that of unknown ones waits for them."""
         moving = state["moving"]
         for key in self.curricula.keys() & moving.keys():
             self.curricula[key].load_state_dict(moving[key])

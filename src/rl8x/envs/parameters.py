@@ -119,11 +119,8 @@ class ResolvedConfig:
         return {name: named.get(name, Constant((parameter.default,))).support for name, parameter in parameters.items()}
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1).
-
-        All agents of a copy share what is drawn by the noise of the first.
-        """
-        if self.num_agents > 1:
+        """Draw parameters, float32 `[num_envs]` each, and sources, by noise `[num_envs, noise_width]` in [0, 1)."""
+        if self.num_agents > 1:  # all agents of a copy share what the noise of the first draws
             noise = noise[: len(noise) // self.num_agents]
         values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
         sources: dict[str, Tensor] = {}
@@ -174,7 +171,7 @@ def resolve_config(
     if steered:
         return ResolvedConfig(given, tensors, {}, _steered({**drawn, **fixed}, owner), True, num_agents)
     for value in drawn.values():
-        value.prepare(device)
+        value.draw(noise)  # so that its constants are on the device before a program that draws is captured
     moving = {name: value for name, value in drawn.items() if value.moves}
     try:
         curricula = make_curricula(moving) if moving else ()
@@ -283,10 +280,7 @@ def function_name(config: object) -> str | None:
 
 
 def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, ParameterDistribution]:
-    """Fit a training's configuration to an evaluation's number of copies.
-
-    From values for each copy, and from a `Grid` with more values than copies, the copies take evenly spaced ones.
-    """
+    """Fit a training's configuration to an evaluation's copies, which take evenly spaced ones of listed values."""
     fitted = parsed(config)
     for name, value in fitted.items():
         if not isinstance(value, PerCopy | Grid):
@@ -298,10 +292,7 @@ def inherited_config(config: EnvConfig, num_envs: int) -> dict[str, ParameterDis
 
 
 def part_of_config(config: EnvConfig, num_envs: int, part: range) -> dict[str, PerCopy]:
-    """Return, by name, the values of the copies in `part`, of all `num_envs`, if they differ between copies.
-
-    These come from values for each copy, and from a `Grid` with more values than the part has copies.
-    """
+    """Return, by name, the values of the copies in `part`, of all `num_envs`, if they differ between copies."""
     parts = {}
     for name, value in parsed(config).items():
         if not isinstance(value, PerCopy | Grid):
@@ -323,10 +314,7 @@ def followed_in(config: EnvConfig) -> dict[str, str]:
 
 
 def shown_value(value: object) -> object:
-    """Return a value as a run's params show it: a number, or a text such as `Uniform(0.25, 1.0)`.
-
-    Of many values the text is `200 values from 0.25 to 1.0`.
-    """
+    """Return a value as params show it: a number, or a text, `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`."""
     shown = parsed_value(value)
     if isinstance(shown, Constant):
         return shown.values[0]

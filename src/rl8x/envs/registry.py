@@ -38,14 +38,10 @@ _STEPS: Final[dict[type[Any], tuple[str, ...]]] = {
 
 
 class EnvMaker(functools.partial[Env]):
-    """A function or class that makes environments, with arguments; each call gets its own copies of them.
-
-    The argument `observe_parameters` is not passed on; it decides how the environment is wrapped. Third-party code gets
-    a seed that any simulator accepts; see `narrow_seed`.
-    """
+    """A function or class that makes environments, with arguments; each call gets its own copies of them."""
 
     shown: dict[str, Any]
-    """`observe_parameters`, if it was given."""
+    """`observe_parameters`, if it was given: not passed on, but how the environment is wrapped."""
 
     def __new__(cls, maker: Callable[..., Any], /, *args: Any, **keywords: Any) -> EnvMaker:
         """Keep frozen copies of the arguments, so that the script cannot change them later."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NoReturn
@@ -43,10 +42,8 @@ class SimulatorEnv(Env):
     next_seed: int | None = None
     """The narrowed seed for the simulator's next reset, after `set_seed`; None continues its random numbers."""
 
-    @functools.cached_property
-    def episode_metrics(self) -> EpisodeMetrics:
-        """The values of `info` that are averaged over episodes; none unless `_make_from` sets some."""
-        return EpisodeMetrics(())
+    episode_metrics = EpisodeMetrics(())
+    """The values of `info` that are averaged over episodes; none unless `_make_from` sets some."""
 
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""
@@ -57,7 +54,7 @@ class SimulatorEnv(Env):
         """Store the constructor's arguments, and which values of `info` are averaged over episodes."""
         self.made_from = source, frozen({"metrics": metrics, **options})
         self.episode_metrics = EpisodeMetrics(metrics)
-        self.metric_names = self.episode_metrics.names
+        self.metric_names = tuple(self.episode_metrics.reductions)
 
     def _put(self, parameters: Mapping[str, Tensor]) -> None:
         """Set the parameters of the episodes that start next, `[num_envs]` each."""
@@ -107,7 +104,6 @@ class SimulatorEnv(Env):
         *results: Any,
         valid: Tensor | None = None,
         final: Tensor | None = None,
-        any_done: bool = True,
     ) -> tuple[Carry, Step]:
         """Return the result of `advance`: the next carry, and the step.
 
@@ -119,7 +115,6 @@ class SimulatorEnv(Env):
             *results: The first fields of `Step`, up to `final_obs`.
             valid: The field of that name of `Step`.
             final: As `EpisodeMetrics.update` takes it.
-            any_done: Whether an episode may have ended; False spares work.
         """
         returns, elapsed = carry["returns"] + results[1], carry["elapsed"] + 1
         metrics = carry.get("metrics", {})
@@ -128,13 +123,11 @@ class SimulatorEnv(Env):
                 metrics, info, final, torch.ones_like(done) if valid is None else valid
             )
         fields: Any = (*results, returns, elapsed, valid, self.episode_metrics.values(metrics))
-        step = Step(*fields)
-        if any_done:
-            self.episode_metrics.check_reported(metrics, info, done)
-            metrics = self.episode_metrics.restarted(metrics, done)
-            elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
+        self.episode_metrics.check_reported(metrics, info, done)
+        metrics = self.episode_metrics.restarted(metrics, done)
+        elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         following = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns, "metrics": metrics}
-        return following, step
+        return following, Step(*fields)
 
     def _tensor(self, value: Any, dtype: Any = None) -> Tensor:
         """Copy an array or tensor to the device, as `dtype` or float64 as float32; simulators reuse their memory."""

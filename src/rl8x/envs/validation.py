@@ -206,14 +206,11 @@ class _Probe:
         return state, terminated
 
     def observation(self, state: Any, parameters: Any, terminated: Tensor | None = None, *, pure: bool = False) -> Any:
-        """Call `observe`; raise unless the observation is of the declared space.
-
-        NaN is allowed where an episode terminated: no policy acts on such an observation or bootstraps from it.
-        """
+        """Call `observe`; raise unless the observation is of the declared space."""
         obs = self.call("observe", state, parameters, pure=pure)
         self.check("observe", "obs", obs, _form_in(self.env.single_observation_space), ", by single_observation_space")
         for path, part in flatten_tree("obs", obs).items():
-            seen = part if terminated is None else part[~terminated]
+            seen = part if terminated is None else part[~terminated]  # NaN harms none where an episode terminated
             if seen.dtype.is_floating_point and bool(seen.isnan().any()):
                 name, *keys = path.split("/")
                 raise self.fault("observe", f"returned NaN in {name}{''.join(f'[{key!r}]' for key in keys)}.")
@@ -262,11 +259,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def try_copy(vector_env: Any) -> None:
-    """Make one more copy of a vector environment that steps its copies one by one, and check its results.
-
-    The existing copies do not change. Exceptions of the copy's own code are ignored: training raises them, with a
-    traceback that shows where. A simulator that can exist only once is not tested.
-    """
+    """Make one more copy of a vector environment that steps its copies one by one, if it can, and check its results."""
     inner = vector_env.unwrapped
     if not isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
         return
@@ -347,7 +340,7 @@ def _step_at_random(env: Any, reset: Any) -> Any:
 
 
 def _came(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return the result of a simulator's function; `_RAISED` if it raises."""
+    """Return the result of a simulator's function; `_RAISED` if it raises, as it will in training, with a traceback."""
     try:
         return function(*arguments, **named)
     except Exception:

@@ -134,9 +134,8 @@ class Adaptive(MovingDistribution):
     that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
     copies it holds more of them. A range never gets narrower than it began.
 
-    All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`. Those with
-    another `group` adapt on their own: an episode may then be at a boundary of each group. An evaluation under the
-    training's `env_config` draws from the whole present range and moves nothing.
+    All `Adaptive` parameters of an `env_config` and `group` share their options but for `start`, `step` and `limits`.
+    An evaluation under the training's `env_config` draws from the whole present range and moves nothing.
 
     Args:
         start: The range at the beginning, (low, high) or one number; also the narrowest.

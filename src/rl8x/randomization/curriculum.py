@@ -90,23 +90,17 @@ class MovingDistribution(ParameterDistribution):
 
 
 class Curriculum(ABC):
-    """Parameters of an environment that are drawn together and move together.
-
-    Attributes:
-        key: Curricula with the same key share one state.
-        metric: The metric of an episode by which it moves; None if episodes do not decide.
-        state: Tensors that a program reads; they are changed in place.
-        width: Uniform numbers that the draw of one copy needs.
-    """
+    """Parameters of an environment that are drawn together and move together."""
 
     metric: str | None = None
+    """The metric of an episode by which it moves; None if episodes do not decide."""
 
     def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
         self.members, self.label = dict(members), label
         forms = {name: member.to_dict() for name, member in self.members.items()}
-        self.key = json.dumps([label, forms], sort_keys=True)
-        self.width = len(self.members)
-        self.state: dict[str, Tensor] = {}
+        self.key = json.dumps([label, forms], sort_keys=True)  # curricula with the same key share one state
+        self.width = len(self.members)  # uniform numbers that the draw of one copy needs
+        self.state: dict[str, Tensor] = {}  # which a program reads; changed in place
         self.begun = False
         self.is_evaluating = False
 

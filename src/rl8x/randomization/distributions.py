@@ -141,13 +141,6 @@ class ParameterDistribution(ABC):
         """
         return self
 
-    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on a device before a program that draws is compiled or captured.
-
-        Args:
-            device: Where the noise of `draw` will be.
-        """
-
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
         arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
@@ -187,10 +180,7 @@ class _Interval(ParameterDistribution):
         """The two ends of the interval."""
         return self.low, self.high
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The two ends of the interval."""
-        return self.low, self.high
+    numbers = support
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -337,17 +327,13 @@ class Choice(_Listed):
 
     @functools.cached_property
     def _on_devices(self) -> dict[torch.device, Tensor]:
-        """The numbers of `drawn_by` on each device that they were copied to."""
+        """The numbers of `drawn_by` on each device that they were copied to, by the first draw there."""
         return {}
-
-    def prepare(self, device: torch.device) -> None:
-        """Copy the numbers of `drawn_by` to `device`, once."""
-        if device not in self._on_devices:
-            self._on_devices[device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=device)
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return the value whose share of [0, 1) contains the noise, `[num_envs]`."""
-        self.prepare(noise.device)
+        if noise.device not in self._on_devices:
+            self._on_devices[noise.device] = torch.tensor(self.drawn_by, dtype=torch.float32, device=noise.device)
         return self.draw_by(noise, self._on_devices[noise.device])
 
     @property

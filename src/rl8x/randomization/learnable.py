@@ -161,9 +161,8 @@ class Learnable(MovingDistribution):
     has become. An episode counts if it began in the round, and the round waits for the last of these, as the first
     that end would be the short ones. The policy learns meanwhile. The paper draws kept levels uniformly.
 
-    The `Learnable`s of one `env_config` are the coordinates of one table of levels, since whether a level is learnable
-    is a question about all its values. They share all options but `base`. Those of another `group` have a table of
-    their own. An evaluation under the training's `env_config` draws from the bases and scores nothing.
+    The `Learnable`s of one `env_config` and `group` are the coordinates of one table, and share all options but `base`.
+    An evaluation under the training's `env_config` draws from the bases.
 
     Args:
         base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
@@ -214,10 +213,6 @@ class Learnable(MovingDistribution):
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value that the base can draw."""
         return self.base.support
-
-    def prepare(self, device: torch.device) -> None:
-        """Put the base's constants on `device`."""
-        self.base.prepare(device)
 
     def clipped(self, low: float, high: float) -> Learnable:
         """Return the same with the base limited to a parameter's bounds."""

@@ -115,15 +115,12 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
 
 
 class NumbersCurriculum(Curriculum):
-    """One parameter that is drawn by numbers in a tensor: those of a schedule, or those that a function returned last.
-
-    It draws from `now`. For a schedule, `_at` is the value of the metric that counts, None until it is measured.
-    """
+    """One parameter that is drawn by numbers in a tensor: of a schedule, or those that a function returned last."""
 
     def __init__(self, members: Mapping[str, ParameterDistribution]) -> None:
         ((self._name, member),) = members.items()
         self._schedule = member if isinstance(member, Scheduled) else None
-        self._at: float | None = None
+        self._at: float | None = None  # the value of a schedule's metric that counts
         self.now = self._schedule.at(None) if self._schedule else member
         super().__init__(members, f"{'scheduled' if self._schedule else 'steered'}:{self._name}")
         if self._schedule is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS, Found, Loss, ReplayBatch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ERRORS, SCALE, WEIGHTS, Found, Loss, ReplayBatch
 from rl8x.distributions.discrete import inverse_cdf
 from rl8x.functional import expectation, project
 from rl8x.models import State
@@ -41,10 +41,7 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
 
 
 class Actor(Policy):
-    """A policy for a bounded `Box` or a `Discrete` action space that acts at random while `is_random`, 0-d bool.
-
-    As a module it maps observations to the parameters of its action distributions; updates train this map.
-    """
+    """A policy for a bounded `Box` or a `Discrete` action space that acts at random while `is_random`, 0-d bool."""
 
     is_random: Tensor
     random_low: Tensor
@@ -140,10 +137,7 @@ class Critics(nn.Module):
         self.head = LinearStack(num_critics, sizes[-1], num_heads, None if gain is None else 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
-        """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`.
-
-        Observations are those of `Policy.model_inputs`; `actions` is None if the space is `Discrete`.
-        """
+        """Return the critics' values, `[num_critics, batch_size]`, with further axes `num_actions` and `num_atoms`."""
         x = self.flat(obs)
         if self.flat_actions is not None:
             x = torch.cat([x, self.flat_actions(actions)], -1)
@@ -199,11 +193,11 @@ class Critics(nn.Module):
 
         return loss
 
-    def result(self, found: Found) -> UpdateResult:
-        """Return the result of an update that used `loss`, with the errors of the rows, `[batch_size]`."""
+    def measure(self, found: Found) -> None:
+        """Add the metrics of an update that used `loss`, and the errors of the rows, `[batch_size]`."""
         values, td_targets = found["values"], found["td_targets"]
         errors = (values - (td_targets @ self.atoms if self.num_atoms > 1 else td_targets)).abs().mean(0)
-        return UpdateResult(found | {"monitors/q": values.mean(), "monitors/td_error": errors.mean()}, errors)
+        found |= {"monitors/q": values.mean(), "monitors/td_error": errors.mean(), ERRORS: errors}
 
 
 def make_critics(algorithm: Any) -> Critics:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
 from rl8x.algorithms.config import TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, option
-from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
+from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
 from rl8x.envs import Env
 from rl8x.models.layers import INITS
@@ -216,15 +216,6 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         """Return a lower bound of the memory that the experience of one collect takes."""
         next_obs = slot_bytes(observation, None) - slot_bytes(None, None)
         return super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * next_obs
-
-    def replay_bytes(self, observation: Space, action: Space) -> int:
-        """Return the memory that a full replay takes, in bytes.
-
-        Args:
-            observation: Space of one copy's observation.
-            action: Space of one copy's action.
-        """
-        return self.buffer_size * row_bytes(observation, action)
 
 
 @functools.cache

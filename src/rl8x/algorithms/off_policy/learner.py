@@ -2,7 +2,7 @@
 
 A step samples the batches of the updates that are due, draws their noise, and loops over them without Python between
 updates. An algorithm is a subclass that defines the policy (`make_policy`), the trained networks (`make_nets`), and
-one update (`phases` and `finish`: the box in its paper), or several that take turns (`make_cycle`).
+one update (`phases` and `finish`: the box in its paper).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -40,7 +40,6 @@ from rl8x.algorithms.off_policy.updates import (
     OffPolicyUpdater,
     Phase,
     ReplayBatch,
-    UpdateResult,
     update_stats,
 )
 from rl8x.algorithms.optimizer import check_same
@@ -125,7 +124,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.optimizers = [*self.nets.trained.values()]
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
-        self.cycle = self.make_cycle()
+        self.cycle = self._make_cycle()
         self._prepared = False
         self.source = self._make_source()
         what = f"a batch of batch_size={config.batch_size:,} needs"
@@ -171,37 +170,17 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         V(next_obs)`.
         """
 
-    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> UpdateResult:
-        """End an update: move the target networks.
+    def finish(self, nets: Mapping[str, Net], batch: ReplayBatch, found: Found) -> None:
+        """End an update: move the target networks, and add results.
 
         Args:
             nets: The networks of `make_nets`, by name.
             batch: The batch, as the phases get it.
-            found: The results of the phases, by name.
-
-        Returns:
-            The metrics of `update_metrics`, by default those in `found`, and the errors of the rows if known.
+            found: The results of the phases, by name; in the end it has the metrics of `update_metrics`, and the errors
+                of the rows, `ERRORS`, if known.
         """
         for name, (followed, _) in self.nets.targets.items():
             nets[name].polyak_update(nets[followed], batch[TAU])
-        return UpdateResult(found)
-
-    def make_cycle(self) -> list[OffPolicyUpdater]:
-        """Return the updaters that take turns: `policy_delay` - 1 of the first phase alone, then one of all phases."""
-        phases, delay = self.phases(), getattr(self.config, "policy_delay", 1)
-        whole = self.make_updater(phases, self.update_metrics)
-        return [whole] if delay == 1 else [self.make_updater(phases[:1], CRITIC_METRICS)] * (delay - 1) + [whole]
-
-    def make_updater(self, phases: Sequence[Phase], names: Sequence[str]) -> OffPolicyUpdater:
-        """Make the updater of some phases.
-
-        Args:
-            phases: All of `phases()`, or the first ones.
-            names: The metrics that an update returns: all of `update_metrics`, or the first ones.
-        """
-        # A replay knows the names of its rows once it has some.
-        rows = lambda items: self.source.rows.columns.views(items)  # noqa: E731
-        return OffPolicyUpdater(phases, self.finish, self.nets, names, self.execution, rows)
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the inputs of updates other than their batches, such as noise and flags.
@@ -234,6 +213,15 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return False
 
     # -- building
+
+    def _make_cycle(self) -> list[OffPolicyUpdater]:
+        """Return the updaters that take turns: `policy_delay` - 1 of the first phase alone, then one of all phases."""
+        phases, delay = self.phases(), getattr(self.config, "policy_delay", 1)
+        # A replay knows the names of its rows once it has some.
+        rows = lambda items: self.source.rows.columns.views(items)  # noqa: E731
+        options: Any = {"finish": self.finish, "nets": self.nets, "execution": self.execution, "rows": rows}
+        critics = OffPolicyUpdater(phases[:1], CRITIC_METRICS, **options)
+        return [critics] * (delay - 1) + [OffPolicyUpdater(phases, self.update_metrics, **options)]
 
     def add_net(self, name: str, module: torch.nn.Module) -> None:
         """Add a network that is trained with the config's optimizer.
@@ -292,7 +280,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Number of updates in one program; a second program makes the remaining updates one by one."""
         source, size = self.source, float(self.source.updates_per_step)
         # If a simulator masks steps, a collect may have fewer transitions than usual: blocks are then small.
-        size = size**0.5 if source.masks else size
+        size = size if self.env is None or self.env.capturable else size**0.5
         return max(1, min(int(size), source.most_at_once, _BLOCK_BYTES // max(1, self.batch_size * self._row_bytes)))
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl8x import keys
 from rl8x.algorithms.horizons import COLLECTED, Horizons, gathered_not_finite
-from rl8x.algorithms.memory_check import check_memory, check_replay_on_disk, check_training
+from rl8x.algorithms.memory_check import check_memory, check_replay_on_disk, check_training, row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, collecting_options, updates_for
 from rl8x.algorithms.off_policy.updates import SCALE, WEIGHTS
 from rl8x.distributed import ranks
@@ -61,7 +61,6 @@ class Source:
     Attributes:
         rows: The rows from which batches, of `batch_size` on this rank, are sampled and gathered.
         updates_per_step: Updates of one `step()`, on average.
-        masks: Whether a simulator may mask steps.
         most_at_once: The most updates in one program.
         metrics: Names of the metrics that `stats` returns.
         seconds_per_collect: Estimated seconds of an eager collect.
@@ -70,7 +69,6 @@ class Source:
     rows: Replay | Dataset
     batch_size: int
     updates_per_step: Fraction
-    masks: bool = False
     most_at_once: int = 2**31
     metrics: tuple[str, ...] = ()
     seconds_per_collect: float = 0.0
@@ -130,14 +128,13 @@ class ReplaySource(Source):
         env, bound = horizons.env, getattr(config, "return_bound", None)
         size, path = config.buffer_size, config.buffer_path
         self.policy: Policy = horizons.collector.policy
-        spaces = env.single_observation_space, env.single_action_space
-        need = config.rollout_bytes(*spaces) * env.num_agents
-        check_training(env.num_envs, config.horizon, env.device, need, policy=self.policy)
+        check_training(config, env, env.device, policy=self.policy)
+        need = size * row_bytes(env.single_observation_space, env.single_action_space)
         if path is None:
             what, lower = f"buffer_size={size:,} needs", "`buffer_size`, or set `buffer_path`"
-            check_memory(config.replay_bytes(*spaces), env.device, what, lower, warn=True)
+            check_memory(need, env.device, what, lower, warn=True)
         else:
-            check_replay_on_disk(size, path, config.replay_bytes(*spaces))
+            check_replay_on_disk(size, path, need)
         if config.prioritized:
             self.rows = PrioritizedReplay(size, env.device, alpha=config.priority_alpha, path=path)
             self.most_at_once = _PRIORITIZED_BLOCK
@@ -145,7 +142,6 @@ class ReplaySource(Source):
             self.rows = Replay(size, env.device, path=path)
         self.batch_size = config.batch_size
         self.updates_per_step = config.update_ratio * config.num_envs * config.horizon * env.num_agents
-        self.masks = not env.capturable
         self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
         self.return_scale = None if bound is None else ReturnScale(env.num_envs, config.gamma, bound).to(env.device)

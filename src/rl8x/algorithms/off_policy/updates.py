@@ -41,16 +41,14 @@ Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 """Computes a loss from a network called with its trained weights; returns it, 0-d, and auxiliary values by name."""
 
 
+@dataclasses.dataclass(eq=False)
 class Net:
     """A network in an update: a module under weights, `[size]`, which `apply` and `polyak_update` change."""
 
-    def __init__(
-        self, optimizer: FlatOptimizer, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
-    ) -> None:
-        self.optimizer = optimizer
-        self.weights = weights
-        self.moments = moments
-        self.lr = lr
+    optimizer: FlatOptimizer
+    weights: Tensor
+    moments: Sequence[Tensor] = ()
+    lr: Tensor | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Call the module with these weights; gradients flow to the inputs, not to the weights."""
@@ -151,24 +149,17 @@ class Nets:
         return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}
 
 
-class UpdateResult(NamedTuple):
-    """Metrics of an update by name, 0-d each, and absolute errors of its rows' values, `[batch_size]`, or None."""
-
-    metrics: Mapping[str, Tensor]
-    errors: Tensor | None = None
-
-
 Found = dict[str, Tensor]
-"""Results of an update's phases so far, by name: metrics, 0-d, and inputs of later phases and of the result."""
+"""Results of an update so far, by name: metrics, 0-d, inputs of later phases, and perhaps `ERRORS`."""
+
+ERRORS: Final = "errors"
+"""Key of an update's results: absolute errors of its rows' values, `[batch_size]`, for their priorities."""
 
 NetsByName = Mapping[str, Net]
 
 
 class Minimise(NamedTuple):
-    """A phase that makes an optimizer step of one network, by the ranks' mean gradient of its loss.
-
-    The loss's auxiliary values are added to `found`, and so is the gradient's norm before clipping, named `norm`.
-    """
+    """A phase that makes an optimizer step of one network; `found` gets its loss's values and its gradient's norm."""
 
     net: str
     loss: Callable[[NetsByName, ReplayBatch, Found], Loss]
@@ -208,9 +199,9 @@ class OffPolicyUpdater:
     """Runs updates in blocks: each learns from a batch by phases, and ends by `finish`, which moves target networks."""
 
     phases: Sequence[Phase]
-    finish: Callable[[NetsByName, ReplayBatch, Found], UpdateResult]
-    nets: Nets
     names: Sequence[str]
+    finish: Callable[[NetsByName, ReplayBatch, Found], None]
+    nets: Nets
     execution: Execution
     rows: Callable[[ReplayBatch], ReplayBatch]
 
@@ -259,12 +250,13 @@ class OffPolicyUpdater:
         """Make one update; this function is compiled."""
         return self._results(self.update(*self._named(tensors)))
 
-    def update(self, nets: NetsByName, batch: ReplayBatch) -> UpdateResult:
-        """Make one update, in a single process."""
+    def update(self, nets: NetsByName, batch: ReplayBatch) -> Found:
+        """Make one update, in a single process; return its results."""
         found: Found = {}
         for phase in self.phases:
             phase.end(nets, found, phase.begin(nets, batch, found))
-        return self.finish(nets, batch, found)
+        self.finish(nets, batch, found)
+        return found
 
     def _named(self, tensors: Sequence[Tensor]) -> tuple[dict[str, Net], dict[str, Tensor]]:
         """Return the networks and the batch, by name, from the arguments of an update."""
@@ -275,9 +267,9 @@ class OffPolicyUpdater:
         rows = {name: row if row.is_contiguous() else row.clone() for name, row in self.rows(batch).items()}
         return self.nets.bind(state, rates), batch | rows
 
-    def _results(self, result: UpdateResult) -> list[Tensor]:
-        row = torch.stack([result.metrics[name] for name in self.names])
-        return [row] if result.errors is None else [row, result.errors]
+    def _results(self, found: Found) -> list[Tensor]:
+        row = torch.stack([found[name] for name in self.names])
+        return [row, found[ERRORS]] if ERRORS in found else [row]
 
     # -- with several ranks
 
@@ -310,7 +302,8 @@ class OffPolicyUpdater:
         if phase:
             phases[phase - 1].end(nets, found, tensors[-1] / ranks().size)
         if phase == len(phases):
-            return self._results(self.finish(nets, batch, found))
+            self.finish(nets, batch, found)
+            return self._results(found)
         shared = phases[phase].begin(nets, batch, found)
         self._found[phase + 1] = list(found)
         return [*found.values(), shared]
@@ -319,12 +312,9 @@ class OffPolicyUpdater:
 def update_stats(
     rows: Sequence[Tensor], names: Sequence[str], weights: Iterable[Tensor], *, host_looks: bool
 ) -> dict[str, Number]:
-    """Average the metrics of a step's updates, `[updates, metrics]` each, and flag non-finite ones and weights.
-
-    Some updates may lack the last of the `names`. With `host_looks` the host averages, faster than many operators.
-    """
+    """Average metrics, `[updates, metrics]` each, of which some lack the last, and flag non-finite ones and weights."""
     norms = [name.endswith("grad_norm") for name in names]
-    if host_looks:
+    if host_looks:  # it averages faster than many operators
         table = [row for each in rows for row in each.tolist()]
         columns = {name: [row[i] for row in table if i < len(row)] for i, name in enumerate(names)}
         means: dict[str, Number] = {name: sum(each) / len(each) for name, each in columns.items() if each}

@@ -20,7 +20,7 @@ from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.horizons import Horizons, gathered_not_finite, updates_not_finite
 from rl8x.algorithms.hyperparameters import nearest_divisor, part_seed, seeded
 from rl8x.algorithms.memory_check import check_training
-from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig
+from rl8x.algorithms.on_policy.config import SEQ_LEN, OnPolicyConfig, check_seq_len
 from rl8x.algorithms.on_policy.minibatches import SequencePack, rounded_parts
 from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.optimizer import check_same
@@ -47,12 +47,6 @@ REFUSED: Final = "monitors/refused_updates"
 
 class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     """An algorithm that learns from rollouts; a subclass defines the slots, the targets, the loss and the learning.
-
-    Args:
-        config: The hyperparameters.
-        env: The training environment.
-        seed: The seed in use, drawn if the config has none.
-        env_factory: Makes another environment of the same kind; None if an instance was given.
 
     Attributes:
         fresh: Whether there is a rollout that has not been learned from.
@@ -91,9 +85,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.policy.state_reset_every = self.state_reset_every
         self.validate()
         effects = self.check_model(self.seq_len)
-        spaces = (env.single_observation_space, env.single_action_space)
-        need = config.rollout_bytes(*spaces) * env.num_agents
-        check_training(env.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
+        check_training(config, env, self.device, policy=self.policy, seq_len=self.seq_len)
         # Updates read no states if the trained policy has none, even if the acting one does.
         options: Any = {"state_every": self.seq_len if self.policy.recurrent else None}
         options |= {"slot": self.slot, "bootstrap": self.bootstrap}
@@ -181,7 +173,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     def validate(self) -> None:
         """Raise a `ValueError` if config, environment and policy do not fit together."""
         config, horizon = self.config, self.config.horizon
-        config.check_seq_len(self.seq_len)
+        check_seq_len(config, self.seq_len)
         if config.sgd_minibatch_size is not None and config.sgd_minibatch_size % self.seq_len:
             raise ValueError(
                 "`sgd_minibatch_size` must be a multiple of `seq_len`; "
@@ -283,11 +275,9 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             yield self.updater
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average the results of the updates of a step: losses and gradient norms of those that were applied.
-
-        Monitors also count the first update that was refused, or the excess that ended the step would be hidden.
-        """
+        """Average the results of the updates of a step: losses and gradient norms of those that were applied."""
         objective = self.updater.objective
+        # Monitors also count the first update that was refused, or the excess that ended the step would be hidden.
         measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
         columns = [measured if name.startswith("monitors/") else applied for name in objective.metrics]
         counted = torch.stack((*columns, applied), dim=1)

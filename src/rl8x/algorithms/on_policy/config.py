@@ -48,10 +48,14 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
         """Check what can be checked without an environment."""
         super().__post_init__()
         if self.seq_len is not None:
-            self.check_seq_len(self.seq_len)
+            check_seq_len(self, self.seq_len)
         transitions = self.num_envs * self.horizon
-        if isinstance(self.sgd_minibatch_size, Default):
-            object.__setattr__(self, "sgd_minibatch_size", Default(self._fitting_minibatch(transitions)))
+        if isinstance(self.sgd_minibatch_size, Default):  # whole sequences, and about a 16th of a large rollout
+            default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
+            unit = self.seq_len or (SEQ_LEN if self.horizon % SEQ_LEN == 0 else 1)
+            wanted = max(default, transitions // _MOST_MINIBATCHES)
+            size = unit * nearest_divisor(transitions // unit, round(wanted / unit))
+            object.__setattr__(self, "sgd_minibatch_size", Default(size))
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:
             raise ValueError(
                 f"`sgd_minibatch_size` must divide num_envs * horizon = {transitions}; got {self.sgd_minibatch_size}. "
@@ -63,26 +67,16 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
                 f"{self.seqs_per_state_reset}."
             )
 
-    def check_seq_len(self, seq_len: int) -> None:
-        """Raise a `ValueError` unless `seq_len` divides the horizon.
-
-        Args:
-            seq_len: Length of training sequences in steps.
-        """
-        if self.horizon % seq_len:
-            raise ValueError(
-                f"`seq_len` must divide `horizon`; got {seq_len} and {self.horizon}. "
-                f"Try {nearest_divisor(self.horizon, seq_len)}."
-            )
-
-    def _fitting_minibatch(self, transitions: int) -> int:
-        """Return the default minibatch size: whole sequences, and about a 16th of a large rollout."""
-        default: Any = next(each.default for each in dataclasses.fields(self) if each.name == "sgd_minibatch_size")
-        unit = self.seq_len or (SEQ_LEN if self.horizon % SEQ_LEN == 0 else 1)
-        wanted = max(default, transitions // _MOST_MINIBATCHES)
-        return unit * nearest_divisor(transitions // unit, round(wanted / unit))
-
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that a rollout takes, including its packed copy for the updates."""
         stored = super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * _STORED
         return stored + self.num_envs * self.horizon * packed_bytes(observation, action)
+
+
+def check_seq_len(config: OnPolicyConfig, seq_len: int) -> None:
+    """Raise a `ValueError` unless `seq_len` divides the horizon."""
+    if config.horizon % seq_len:
+        raise ValueError(
+            f"`seq_len` must divide `horizon`; got {seq_len} and {config.horizon}. "
+            f"Try {nearest_divisor(config.horizon, seq_len)}."
+        )

@@ -70,13 +70,10 @@ class SequencePack:
         self._states: dict[str, Tensor] = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Pack a rollout's tensors, `[horizon, num_envs, ...]`, and its states, `[horizon / seq_len, num_envs, *]`.
-
-        Wide tensors are not copied, and must stay unchanged until the next `fill`.
-        """
+        """Pack a rollout's tensors, `[horizon, num_envs, ...]`, and its states, `[horizon / seq_len, num_envs, *]`."""
         packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len
-        self._wide = {
+        self._wide = {  # not copied: they must stay unchanged until the next `fill`
             name: tensor.reshape(sequences, length, *tensor.shape[1:])
             for name, tensor in tensors.items()
             if name not in self._columns
@@ -110,11 +107,7 @@ class SequencePack:
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
     def take(self, rows: Tensor) -> list[Tensor]:
-        """Gather sequences by number, `[batch]`, int64: arguments of a program.
-
-        Returns the packed numbers, `[batch, seq_len, columns]`, the states, each `[batch, *]`, and the wide tensors,
-        each `[batch, seq_len, ...]`.
-        """
+        """Gather sequences by number, `[batch]`: packed numbers, states, `[batch, *]` each, and wide tensors."""
         taken = [tensor.index_select(0, rows) for tensor in self.sources]
         if self._wide:
             sequences, copies = rows.div(self.num_envs, rounding_mode="floor"), rows.remainder(self.num_envs)
@@ -151,10 +144,7 @@ class SequencePack:
         return self.unpack(self.take(rows))
 
     def of_agents(self, rows: Tensor, agents: int) -> Tensor:
-        """Return the numbers of all agents' sequences, agent by agent, given those of copies, `[..., rows]`.
-
-        In this order, a model with separate weights for each agent finds the rows of each by their place.
-        """
+        """Return all agents' sequences, agent by agent, as models of separate weights need it, by copies' numbers."""
         copies = self.num_envs // agents
         first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)
         others = copies * torch.arange(agents, device=rows.device).unsqueeze(-1)

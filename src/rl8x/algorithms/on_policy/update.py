@@ -60,10 +60,7 @@ class Objective(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OnPolicyUpdater:
-    """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch; see PPO's `learn`.
-
-    The learning rate follows the objective's `rate` unless `adapts` is False, as after `set_lr`.
-    """
+    """Makes the updates of a step, an optimizer step for each minibatch or accumulated epoch; see PPO's `learn`."""
 
     policy: Policy
     config: OnPolicyConfig
@@ -86,7 +83,7 @@ class OnPolicyUpdater:
         self._gradients = [self.optimizer.gradient]  # one per worker
         self._num_updates = torch.zeros((), device=self.device)
         self._total = self.objective.metrics.index(self.objective.total)
-        self.adapts = self.objective.rate is not None
+        self.adapts = self.objective.rate is not None  # until `set_lr`
         self.prepared = False
         self._ran = {"eager"}
         # This context would make a small policy, whose modes do not differ, 2% slower.
@@ -178,26 +175,20 @@ class OnPolicyUpdater:
         work = 0 if self.in_order else self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
         return self.execution.threads.workers_for(work)
 
-    @property
-    def _chunk_steps(self) -> int:
-        if self.device.type != "cpu":
-            most = _CHUNK_STEPS_CUDA
-        elif self.execution.mode == "eager":
-            most = _CHUNK_STEPS
-        else:
-            width = (len(self.optimizer.weights) / 2) ** 0.5
-            most = 2 ** round(math.log2(_CHUNK_ACTIVATIONS / width))
-        return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
-
     def chunk_rows(self, workers: Workers) -> int:
         """Return the most sequences of a chunk: few enough to give every worker one, and to stay in the cache."""
-        return min(max(1, self._chunk_steps // self.pack.seq_len), -(-self._minibatch_rows // workers.count))
+        if self.device.type != "cpu":
+            steps = _CHUNK_STEPS_CUDA
+        elif self.execution.mode == "eager":
+            steps = _CHUNK_STEPS
+        else:
+            width = (len(self.optimizer.weights) / 2) ** 0.5
+            steps = 2 ** round(math.log2(_CHUNK_ACTIVATIONS / width))
+        steps = min(steps, _CHUNK_NUMBERS // self.pack.width)
+        return min(max(1, steps // self.pack.seq_len), -(-self._minibatch_rows // workers.count))
 
     def _orders(self, generator: torch.Generator, epochs: int = 1) -> Tensor:
-        """Return the minibatches of some epochs, as numbers of copies' sequences, `[minibatches, rows]`.
-
-        Each epoch is in a random order if it is shuffled and has several minibatches.
-        """
+        """Return the minibatches of some epochs, as numbers of copies' sequences, `[minibatches, rows]`."""
         agents, device = self.policy.num_separate, self.device
         num_rows, size = self.pack.num_sequences // agents, self._minibatch_rows // agents
         if size == num_rows or not self.config.shuffle_minibatches:
@@ -340,46 +331,32 @@ class OnPolicyUpdater:
         return [sums]
 
     def _apply_tensors(self, *tensors: Tensor) -> list[Tensor]:
-        """Clip a gradient and make an optimizer step by it; weights and moments change in place."""
-        num_held = 1 + len(self.optimizer.moments)
+        """Clip a gradient and make an optimizer step by it; weights, moments and an adaptive rate change in place."""
+        objective, num_held = self.objective, 1 + len(self.optimizer.moments)
         held, (lr, *count, gradient, means, active) = tensors[:num_held], tensors[num_held:]
-        active = self._react_to_divergence(means, active, lr, *count)
-        norm = self.optimizer.apply(held, gradient, lr, active=None if self.objective.limit is None else active)
+        if objective.rate is not None:
+            kl = means[objective.metrics.index(objective.divergence)]
+            # Before the first update since the rollout the measured divergence is only rounding.
+            lr.copy_(torch.where(active & (count[0] > 0), objective.rate.adapted(lr, kl), lr))
+            count[0].add_(1.0)
+        if objective.limit is not None:
+            active = active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
+        norm = self.optimizer.apply(held, gradient, lr, active=None if objective.limit is None else active)
         return [torch.cat((means, norm.unsqueeze(0))), active.clone()]
 
     def _gradient(
         self, weights: Tensor, coefficient: Tensor, scale: Tensor, taken: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient with respect to the flat weights, and the sums of the loss metrics, `[num_metrics]`."""
-        batch, state = self.pack.unpack(taken)
+        optimizer, (batch, state) = self.optimizer, self.pack.unpack(taken)
+        # The policy has these weights, and eager threads that share it cannot swap them for others.
+        in_place = weights is optimizer.weights and self.execution.mode == "eager"
         with torch.enable_grad():
-            # The policy has these weights, and eager threads that share it cannot swap them for others.
-            if weights is self.optimizer.weights and self.execution.mode == "eager":
-                losses = self._losses(self.policy, batch, state, coefficient) * scale
-                parts = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
-                return self.optimizer.joined(parts), losses.detach()
-            weights = weights.detach().requires_grad_()
-            under = functools.partial(self.optimizer.under, self.optimizer.split(weights))
-            losses = self._losses(under, batch, state, coefficient) * scale
-            (gradient,) = torch.autograd.grad(losses[self._total], weights)
-        return gradient, losses.detach()
-
-    def _losses(
-        self, policy: Callable[..., Any], batch: SequenceBatch, state: SequenceBatch, coefficient: Tensor
-    ) -> Tensor:
-        """Return the sums of the loss metrics, `[num_metrics]`."""
-        return self.objective.losses(policy, batch, state, coefficient, self.config)
-
-    def _react_to_divergence(self, means: Tensor, active: Tensor, lr: Tensor, *count: Tensor) -> Tensor:
-        """Act on the divergence measured before an update: adapt the rate in place; return whether it is applied.
-
-        Before the first update since the rollout (`count` is their number) the measured divergence is only rounding.
-        """
-        objective = self.objective
-        if objective.rate is not None:
-            kl = means[objective.metrics.index(objective.divergence)]
-            lr.copy_(torch.where(active & (count[0] > 0), objective.rate.adapted(lr, kl), lr))
-            count[0].add_(1.0)
-        if objective.limit is None:
-            return active
-        return active & (means[objective.metrics.index(objective.divergence)] <= objective.limit)
+            policy: Callable[..., Any] = self.policy
+            trained: Sequence[Tensor] = optimizer.views
+            if not in_place:
+                trained = [weights.detach().requires_grad_()]
+                policy = functools.partial(optimizer.under, optimizer.split(trained[0]))
+            losses = self.objective.losses(policy, batch, state, coefficient, self.config) * scale
+            gradients = torch.autograd.grad(losses[self._total], trained, allow_unused=in_place)
+        return optimizer.joined(gradients) if in_place else gradients[0], losses.detach()
