@@ -144,7 +144,6 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     """Hyperparameters that set the meaning of the networks' outputs, so that a resumed run cannot change them."""
 
     def __post_init__(self) -> None:
-        """Check every field against its declaration."""
         if isinstance(self.device, torch.device):  # a config is plain data
             object.__setattr__(self, "device", str(self.device))
         check_options(self)

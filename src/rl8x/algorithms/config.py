@@ -44,7 +44,6 @@ class TrainedConfig(AlgorithmConfig):
     """Whether agents of an environment may have weights of their own."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         separate = self.model_config.get("separate", False)
         if separate and not self.separates:

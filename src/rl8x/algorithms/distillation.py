@@ -99,7 +99,6 @@ class DistillationConfig(OnPolicyConfig, PolicyConfig):
     )
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         if isinstance(self.teacher_obs, str):
             raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")

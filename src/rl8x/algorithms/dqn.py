@@ -115,7 +115,6 @@ class DQNConfig(
     fixed: ClassVar[tuple[str, ...]] = ("dueling", "num_quantiles", "num_atoms", "v_min", "v_max")
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         if self.dataset is not None and isinstance(self.n_step, Default):
             object.__setattr__(self, "n_step", Default(1))

@@ -338,11 +338,7 @@ def _flags(groups: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 def locate_non_finite(rollout: Mapping[str, Tensor], team: Team | None = None) -> dict[str, dict[str, Any]]:
-    """Locate the first non-finite numbers of a rollout's tensors, each `[horizon + 1, num_envs, ...]`.
-
-    Returns plain data for each quantity: the first `slot` with one; at most 32 `environments` with one in it, their
-    number there and in any slot; and whether it is in the `final` observation of a truncated episode.
-    """
+    """Return as plain data where a rollout, `[horizon + 1, num_envs, ...]`, has the first non-finite numbers."""
     places = {}
     for quantity, names in _LOCATED_BY.items() if rollout else ():
         bad = _slots_not_finite(rollout, *names)

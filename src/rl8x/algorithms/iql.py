@@ -50,11 +50,7 @@ class IQLConfig(ValueConfig, PolicyConfig):
 
 
 class PolicyAndValue(nn.Module):
-    """A policy whose model's values are V(s); it returns log-probabilities and values, or values alone.
-
-    The actor and the critic of a built-in model share no weights unless `shared` is set, so that minimising the sum of
-    their losses minimises each.
-    """
+    """A policy whose model's values are V(s); it returns log-probabilities and values, or values alone."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -129,6 +125,7 @@ class IQL(Learner[IQLConfig], config=IQLConfig):
             policy_loss = -(weights * evaluation.logp[0]).mean()
             metrics = {"losses/policy": policy_loss, "losses/value": value_loss}
             monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
+            # Unless `shared` is set, actor and critic of a built-in model share no weights: the sum minimises each.
             return policy_loss + value_loss, metrics | monitors
 
         return loss

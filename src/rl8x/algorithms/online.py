@@ -60,7 +60,6 @@ class OnlineConfig(AlgorithmConfig):
     """Whether the environment is by default reset only before the first rollout, even if it never ends."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         if self.horizons_per_env_reset == 0:
             raise ValueError(
                 "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."

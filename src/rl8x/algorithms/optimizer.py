@@ -32,8 +32,7 @@ _ALIGNMENT = 16
 class FlatOptimizer:
     """The weights of a module that require gradients as one vector, `[size]`; the module's own are views of it.
 
-    Backward passes add to `gradient`, `[size]`; `moments` are the state of the rule. `under` calls the module with
-    other weights, in the shapes of `split`.
+    Backward passes add to `gradient`, `[size]`. `under` calls the module with other weights, in the shapes of `split`.
     """
 
     def __init__(self, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
@@ -124,10 +123,7 @@ class FlatOptimizer:
         return {"lr": float(self.lr), STEP: self.moments.get(STEP), "moments": moments}
 
     def apply(self, state: Sequence[Tensor], gradient: Tensor, lr: Tensor, *, active: Tensor | None = None) -> Tensor:
-        """Clip a gradient, `[size]`, and make a step of the rule, in place; return the norm before clipping, 0-d.
-
-        `state` is laid out like the property `state`; it stays unchanged if `active`, 0-d bool, is False.
-        """
+        """Clip a gradient, `[size]`, and step in place, if it is `active`; return the norm before clipping, 0-d."""
         before = [] if active is None else [tensor.clone() for tensor in state]
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if self.max_grad_norm is not None:
@@ -181,7 +177,6 @@ class Rule(ABC):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the options; raise a `ValueError` if one is out of its range."""
         for field in dataclasses.fields(self):
             if field.type == "float":
                 _check_number(field.name, getattr(self, field.name))
@@ -211,7 +206,6 @@ class Adam(Rule):
     decoupled: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options; `betas` are in [0, 1)."""
         super().__post_init__()
         if isinstance(self.betas, str) or not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ValueError(f"`optimizer_config`: `betas` must be two numbers; got {self.betas!r}.")

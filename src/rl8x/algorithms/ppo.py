@@ -169,7 +169,6 @@ class PPOConfig(
         return super().schedule(name)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         self.schedule("entropy_coeff").bounded(0.0, math.inf, "entropy_coeff_schedule")
 

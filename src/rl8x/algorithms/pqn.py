@@ -73,7 +73,6 @@ class PQNConfig(
     fixed: ClassVar[tuple[str, ...]] = ("dueling",)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         self.schedule("epsilon").bounded(0.0, 1.0, "epsilon_schedule")
 

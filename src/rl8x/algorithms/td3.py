@@ -72,7 +72,6 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
         return cls.preset("gpu", **given)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         least, most = self.exploration_noise_min, self.exploration_noise
         if least is not None and least > most:

@@ -121,8 +121,7 @@ def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
 def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> Reported | None:
     """Return the reported values of a metric, or None; a single number is one for all copies.
 
-    A mask, named with a leading `_`, may be at each level. Gymnasium adds one at every level for the values of copies;
-    a wrapper around the vector, such as `RecordEpisodeStatistics`, only adds one for its dict.
+    A mask, named with a leading `_`, may be at each level; a wrapper of all copies only adds one for its dict.
     """
     last, outer = name, []
     while last not in info:  # a key may have slashes itself

@@ -14,7 +14,7 @@ from rl8x.spaces import element_of
 from rl8x.trees import tree_map
 
 
-class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
+class NumpyEnv(gymnasium.vector.VectorWrapper):
     """An rl8x environment whose observations, rewards and flags are arrays, with Gymnasium's own form of `info`.
 
     Gymnasium's vector wrappers, and libraries that train on its vector environments, accept it directly. When an
@@ -31,11 +31,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def __init__(self, env: Env) -> None:
         if not isinstance(env, Env):
             raise TypeError(f"NumpyEnv: `env` must be an rl8x Env, such as make('CartPole', 8); got {env!r}.")
-        self.env = env
-        self.num_envs = env.num_envs
-        self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
-        self.single_action_space, self.action_space = env.single_action_space, env.action_space
-        self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
+        super().__init__(env)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -76,14 +72,6 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             infos = {"final_obs": objects, "_final_obs": done, "final_info": reported, "_final_info": done}
         numbers = (_array(part) for part in (rewards, terminated, truncated))
         return self._arrays(obs), *numbers, infos
-
-    def render(self) -> Any:
-        """Render the copies, if the environment can."""
-        return self.env.render()
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment."""
-        self.env.close(**kwargs)
 
     def _arrays(self, obs: Any) -> Any:
         """Return observations as arrays, in the structure of the batched space."""

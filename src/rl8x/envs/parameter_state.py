@@ -18,24 +18,18 @@ from rl8x.randomization.distributions import ParameterDistribution
 
 
 class ParameterState:
-    """The configurations of an environment's parameters, and their curricula.
+    """The configurations of an environment's parameters: `current`, and `next` from the next reset on; and curricula.
 
     Curricula are kept by key for the lifetime of the environment: a configuration that comes into force again continues
     where it was, and programs still read the right tensors.
-
-    Attributes:
-        current: The configuration of the episodes that begin now.
-        next: The configuration from the next reset on; the same object if that changes nothing.
-        curricula: The curricula of all configurations so far, by key.
-        shared_seed: A seed that all ranks share, for draws that must agree.
     """
 
     def __init__(self, env: Any) -> None:
         self._env, self.declared = env, env.parameters
         # The device of a tensor includes its index ("cuda:0"); constants are looked up by that.
         self._device = torch.empty(0, device=env.device).device
-        self.shared_seed = 0
-        self.curricula: dict[str, Curriculum] = {}
+        self.shared_seed = 0  # which all ranks share, for draws that must agree
+        self.curricula: dict[str, Curriculum] = {}  # of all configurations so far
         self._saved: dict[str, Any] = {}
         self._last: tuple[object, ResolvedConfig] | None = None
         self.current = self.next = self.resolve({})

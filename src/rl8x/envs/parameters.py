@@ -71,21 +71,13 @@ Parsed: TypeAlias = Mapping[str, ParameterDistribution]
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedConfig:
-    """An `env_config` that has been checked, as tensors and distributions.
+    """An `env_config` that has been checked, as tensors and distributions."""
 
-    Attributes:
-        config: The values that the user gave.
-        fixed: Values that a reset does not change, float32 `[num_envs]`; a value of all rows is stored once.
-        drawn: Distributions to draw from at each reset, in the order of their noise columns.
-        curricula: Curricula of the parameters that move; their noise columns follow those of `drawn`.
-        steered: Whether a function sets it before each collect, so that each parameter is a curriculum.
-    """
-
-    config: dict[str, ParameterDistribution]
-    fixed: dict[str, Tensor]
-    drawn: dict[str, ParameterDistribution]
-    curricula: tuple[Curriculum, ...] = ()
-    steered: bool = False
+    config: dict[str, ParameterDistribution]  # what the user gave
+    fixed: dict[str, Tensor]  # not changed by resets, float32 `[num_envs]`; a value of all rows is stored once
+    drawn: dict[str, ParameterDistribution]  # drawn from at each reset, in the order of their noise columns
+    curricula: tuple[Curriculum, ...] = ()  # of the parameters that move; their noise follows that of `drawn`
+    steered: bool = False  # whether a function sets it before each collect, so that each parameter is a curriculum
     num_agents: int = 1
 
     @functools.cached_property

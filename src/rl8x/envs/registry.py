@@ -213,16 +213,12 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:
-    """Make a built-in environment by name.
+    """Make a built-in environment by name; raise what `resolve` and its constructor do.
 
     Args:
         name: Its name, a key of `BUILTIN`.
         num_envs: Number of copies.
         kwargs: Further arguments of its constructor.
-
-    Raises:
-        TypeError: As the constructor does.
-        ValueError: If there is none of that name; the message has the nearest ones. And as the constructor does.
     """
     made: Env = EnvMaker(resolve(name), **kwargs)(num_envs)
     return made

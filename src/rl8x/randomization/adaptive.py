@@ -54,10 +54,9 @@ class AdaptiveCurriculum(Curriculum):
         }
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Draw each parameter from its range, and in a share of the copies fix one at an end.
+        """Draw each parameter from its range, and in a share of the copies fix one at an end, by the last noise column.
 
-        The last column of the noise, `[num_envs, d + 1]`, decides whether and which. The source of a copy at a boundary
-        whose buffer is open is the boundary, in [0, 2 d), of others -1.
+        The source of a copy at a boundary whose buffer is open is the boundary, in [0, 2 d), of others -1.
         """
         state, ends = self.state, 2 * len(self.members)
         uniform, boundary_prob = noise[:, -1], state["share"]

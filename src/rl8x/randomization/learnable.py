@@ -58,10 +58,9 @@ class LearnableCurriculum(Curriculum):
         return torch.stack([base.draw(noise[:, i]) for i, base in enumerate(self._bases)], dim=1)
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Draw a level for each copy.
+        """Draw a level for each copy by the last noise column; the others are for evaluations.
 
-        The last column of the noise, `[num_envs, d + 1]`, chooses the level; the others are for evaluations. The source
-        is the level's row of the table if a round of the training is open, else -1.
+        The source is the level's row of the table if a round of the training is open, else -1.
         """
         state, options = self.state, self._options
         uniform, kept_prob = noise[:, -1], options.level_share

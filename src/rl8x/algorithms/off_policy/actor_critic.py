@@ -100,8 +100,7 @@ class Actor(Policy):
 class Critics(nn.Module):
     """Perceptrons Q_1 to Q_n of observations and actions; each layer is one batched product for all of them.
 
-    For a `Discrete` action space they read observations alone and give the values of all actions. The heads compute in
-    float32, hidden layers in the context that `autocast` makes. Actions are read in the units of the action space.
+    For a `Discrete` action space they read observations alone and give the values of all actions.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Critics(nn.Module):
         if self.flat_actions is not None:
             x = torch.cat([x, self.flat_actions(actions)], -1)
         x = x.expand(self.num_critics, *x.shape)
-        with self.autocast():
+        with self.autocast():  # hidden layers; heads compute in float32
             layers = plain_layers([*self.hidden, self.head], x) if are_many(x, self.num_activations) else None
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())

@@ -38,7 +38,6 @@ class LearnerConfig(TrainedConfig):
     batch_size: int = option(256, "Transitions per batch.", low=1)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without data."""
         super().__post_init__()
         if not isinstance(self.dataset, str | Dataset | None):
             raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
@@ -179,7 +178,6 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     resets_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
@@ -263,7 +261,6 @@ class ActorCriticConfig(OffPolicyConfig):
     )
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")

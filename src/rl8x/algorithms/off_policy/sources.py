@@ -56,22 +56,14 @@ def collected_stats(rollout: Mapping[str, Array], horizon: int, team: Team | Non
 
 
 class Source:
-    """A source of rows. Its defaults are those of a source without an environment.
-
-    Attributes:
-        rows: The rows from which batches, of `batch_size` on this rank, are sampled and gathered.
-        updates_per_step: Updates of one `step()`, on average.
-        most_at_once: The most updates in one program.
-        metrics: Names of the metrics that `stats` returns.
-        seconds_per_collect: Estimated seconds of an eager collect.
-    """
+    """A source of rows. Its defaults are those of a source without an environment."""
 
     rows: Replay | Dataset
-    batch_size: int
-    updates_per_step: Fraction
-    most_at_once: int = 2**31
-    metrics: tuple[str, ...] = ()
-    seconds_per_collect: float = 0.0
+    batch_size: int  # on this rank
+    updates_per_step: Fraction  # of one `step()`, on average
+    most_at_once: int = 2**31  # updates in one program
+    metrics: tuple[str, ...] = ()  # that `stats` returns
+    seconds_per_collect: float = 0.0  # an estimate, for an eager one
 
     def take_due(self) -> int:
         """Return the number of updates that are due, and count them as made."""

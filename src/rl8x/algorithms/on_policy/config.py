@@ -45,7 +45,6 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
     )
 
     def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
         super().__post_init__()
         if self.seq_len is not None:
             check_seq_len(self, self.seq_len)
