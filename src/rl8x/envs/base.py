@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x.distributed import resolve_device
-from rl8x.envs.canvas import DrawsItself
+from rl8x.envs.canvas import copy_of, host_arrays, numbers_of, picture_of
 from rl8x.envs.checks import (
     check_declared,
     check_obs,
@@ -47,7 +47,7 @@ MAX_EVAL_ENVS: Final = 128
 """Default limit on the copies, and so the episodes, of an environment that is made for evaluations."""
 
 
-class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(Dynamics, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset.
 
     A subclass declares `single_observation_space` and `single_action_space`, of one copy, and defines `initial_state`,
@@ -115,7 +115,7 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
         self.parameter_state = ParameterState(self)
-        if type(self).draw is not DrawsItself.draw:
+        if self.draws:
             self.render_mode = "rgb_array"
             self.metadata = {**self.metadata, "render_modes": ["rgb_array"], "render_fps": self.render_fps}
 
@@ -336,6 +336,25 @@ class Env(Dynamics, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         if step.valid is not None:
             info["valid"] = step.valid
         return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, truncated, info
+
+    @property
+    def draws(self) -> bool:
+        """Whether the class defines `draw`."""
+        return type(self).draw is not Dynamics.draw
+
+    def render(self) -> Any:
+        """Return a picture of the present state of each copy, `[height, width, 3]`, uint8.
+
+        Raises:
+            ValueError: If the class does not define `draw`.
+            RuntimeError: If there was no `reset` yet.
+        """
+        if not self.draws:
+            raise ValueError(f"{type(self).__name__} cannot be rendered: give it a `draw`; see docs/playing.md.")
+        if self.carry is None:
+            raise RuntimeError(f"{type(self).__name__}: call reset() before render().")
+        states, parameters = host_arrays(self.carry["state"], self.team), host_arrays(self.carry["parameters"])
+        return tuple(picture_of(self, copy_of(states, i), numbers_of(parameters, i)) for i in range(self.num_copies))
 
     # ---- parameters; algorithms and trainers use `parameter_state`
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl8x.drawing import LIGHT
-from rl8x.envs.steps import Carry
-from rl8x.envs.team import Team
 
 Point = tuple[float, float]
 Picture = NDArray[np.uint8]
@@ -114,59 +112,17 @@ def mixed(colour: str, strength: float) -> str:
     return "#" + "".join(f"{round(strength * one + (1 - strength) * two):02x}" for one, two in pairs)
 
 
-class DrawsItself:
-    """The part of an environment that draws and renders it."""
-
-    render_fps: ClassVar[float] = 30.0
-    """Steps a second of a film at natural speed."""
-
-    carry: Carry | None
-    team: Team | None
-
-    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
-        """Draw a copy, for films; an environment without this method cannot be rendered.
-
-        Args:
-            canvas: The picture to draw on; `canvas.view` sets the visible ranges first.
-            state: The copy's state, as NumPy arrays by the names of `initial_state`, without the first dimension; with
-                several agents, one row per agent, `[agents, ...]`.
-            parameters: The values of its parameters.
-            past: The last states before this one in the same episode, oldest first; empty if unknown.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no draw()")
-
-    @property
-    def draws(self) -> bool:
-        """Whether the class defines `draw`."""
-        return type(self).draw is not DrawsItself.draw
-
-    def render(self) -> Any:
-        """Return a picture of the present state of each copy, `[height, width, 3]`, uint8.
-
-        Raises:
-            ValueError: If the class does not define `draw`.
-            RuntimeError: If there was no `reset` yet.
-        """
-        if not self.draws:
-            raise ValueError(f"{type(self).__name__} cannot be rendered: give it a `draw`; see docs/playing.md.")
-        if self.carry is None:
-            raise RuntimeError(f"{type(self).__name__}: call reset() before render().")
-        states, parameters = host_arrays(self.carry["state"], self.team), host_arrays(self.carry["parameters"])
-        copies = len(self.carry["elapsed"]) // (1 if self.team is None else len(self.team.names))
-        return tuple(picture_of(self, copy_of(states, i), numbers_of(parameters, i)) for i in range(copies))
-
-
 def picture_of(
-    env: DrawsItself, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
+    env: Any, state: CopyState, parameters: CopyParameters, past: Past = (), size: tuple[int, int] = SIZE
 ) -> Picture:
-    """Return a picture of one copy, drawn on a canvas of `size`, width and height in pixels; see `DrawsItself.draw`."""
+    """Return a picture of one copy, drawn on a canvas of `size`, width and height in pixels; see `Env.draw`."""
     canvas = Canvas(*size)
     env.draw(canvas, state, parameters, past)
     return canvas.picture()
 
 
-def host_arrays(tensors: Mapping[str, Any], team: Team | None = None) -> dict[str, NDArray[Any]]:
-    """Copy tensors `[num_envs, ...]` to the host, those of a team as `[copies, agents, ...]`."""
+def host_arrays(tensors: Mapping[str, Any], team: Any = None) -> dict[str, NDArray[Any]]:
+    """Copy tensors `[num_envs, ...]` to the host, those of a `Team` as `[copies, agents, ...]`."""
     if team is not None:
         tensors = {name: value.unflatten(0, (len(team.names), -1)).transpose(0, 1) for name, value in tensors.items()}
     return {name: value.detach().cpu().numpy().copy() for name, value in tensors.items()}

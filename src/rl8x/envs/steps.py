@@ -1,4 +1,4 @@
-"""One step of an environment: its types, and the dynamics that an author writes."""
+"""One step of an environment: its types, and what an author writes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.envs.canvas import Canvas, CopyParameters, CopyState, Past
 
 State: TypeAlias = dict[str, Tensor]
 """The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
@@ -66,7 +67,7 @@ class Step(NamedTuple):
 
 
 class Dynamics:
-    """The part of an environment that its author writes: initial states, transitions and observations."""
+    """The part of an environment that its author writes: initial states, transitions, observations and pictures."""
 
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""
@@ -78,6 +79,8 @@ class Dynamics:
     """Uniform numbers that one copy needs for a step."""
     metric_names: tuple[str, ...] = ()
     """Names of the metrics that `measure` returns; rows have means over ended episodes, `episodes/info/<name>/mean`."""
+    render_fps: ClassVar[float] = 30.0
+    """Steps a second of a film at natural speed."""
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Return the state at the start of an episode: tensors by name, each `[num_envs, ...]`.
@@ -120,6 +123,18 @@ class Dynamics:
             parameters: Values of the parameters, float32 `[num_envs]` each.
         """
         return {}
+
+    def draw(self, canvas: Canvas, state: CopyState, parameters: CopyParameters, past: Past) -> None:
+        """Draw a copy, for films; an environment without this method cannot be rendered.
+
+        Args:
+            canvas: The picture to draw on; `canvas.view` sets the visible ranges first.
+            state: The copy's state, as NumPy arrays by the names of `initial_state`, without the first dimension; with
+                several agents, one row per agent, `[agents, ...]`.
+            parameters: The values of its parameters.
+            past: The last states before this one in the same episode, oldest first; empty if unknown.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no draw()")
 
 
 def wrapped_angle(angle: Tensor) -> Tensor:
