@@ -179,20 +179,20 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
-        config = self.for_env(env, env_kwargs)
+        config = self._for_env(env, env_kwargs)
         for given, why in config.without_effect().items():
             warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=3)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         seed = draw_seed(config.seed)
-        made_env, factory = config.make_env(env, part_seed(seed, "env"), env_kwargs)
+        made_env, factory = config._make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
             made_env.parameter_state.shared_seed = part_seed(seed, "parameters", rank=0)
         with allocations_refused(algorithm.__name__, vars(config)):
             return algorithm(config, made_env, seed, factory)
 
-    def for_env(self, env: Any, env_kwargs: Mapping[str, Any]) -> Self:
-        """Return the config for an environment, given the arguments of `build`; defaults may change to fit it."""
+    def _for_env(self, env: Any, env_kwargs: Mapping[str, Any]) -> Self:
+        """Return the config for an environment; defaults that the user left alone may change to fit it."""
         return self
 
     def without_effect(self) -> dict[str, str]:
@@ -219,17 +219,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
-    def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Return the training environment and a factory of environments like it; None for both without an environment.
-
-        Args:
-            env: The environment, in any form that `build` accepts.
-            seed: Seeds the environment.
-            env_kwargs: Keyword arguments for the environment's constructor.
-
-        Raises:
-            TypeError: If an environment is given.
-        """
+    def _make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
+        """Return the training environment and a factory of environments like it, or None for both."""
         if env is not None or env_kwargs:
             raise TypeError(f"{type(self).__name__} trains without an environment; got {env!r}.")
         return None, None

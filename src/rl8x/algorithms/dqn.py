@@ -194,7 +194,7 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
 
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, and s' the next state.
         If the network predicts distributions Z of returns, Q is their mean, and in place of huber there is the
-        distance between Z(s, a) and R + d Z'(s', a'), with Z' the target network's; see `losses`.
+        distance between Z(s, a) and R + d Z'(s', a'), with Z' the target network's; see `_losses`.
         """
         q, target = nets["q"], nets["target"]
         after = observed(batch, keys.NEXT_OBS)
@@ -207,7 +207,7 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
             table, outputs = (sequence[0] for sequence in q(*observed(batch, keys.OBS), True))
             taken = of_actions(outputs, actions)
             values = self.policy.means(taken)
-            losses, td_targets = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
+            losses, td_targets = self._losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
             error = weighted_mean(losses, batch)
             total = error
             if self.config.cql_coeff:
@@ -222,15 +222,11 @@ class DQN(Learner[DQNConfig], config=DQNConfig):
         errors = (found["values"] - found["td_targets"]).abs()
         found |= {"monitors/q": found["values"].mean(), "monitors/td_error": errors.mean(), ERRORS: errors}
 
-    def losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.
+    def _losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses of rows and the expectations of their targets y, `[batch_size]` each.
 
-        Args:
-            outputs: The trained network's outputs for the actions taken, `[batch_size]`, or `[batch_size, num_outputs]`
-                for distributions.
-            following: The target network's outputs for the best next actions, of the same shape.
-            returns: R, `[batch_size]`.
-            discounts: d, `[batch_size]`.
+        `outputs` are those for the actions taken, and `following` those of the target network for the best next ones,
+        `[batch_size]`, or `[batch_size, num_outputs]` for distributions.
         """
         config, atoms = self.config, self.policy.atoms
         if outputs.dim() == 1:

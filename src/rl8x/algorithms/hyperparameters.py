@@ -97,13 +97,8 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     most = MAX_WHOLE if kind.startswith("int") else sys.float_info.max
     if not is_number or (low <= value <= high and value > above and abs(value) <= most):
         return
-    bounds = []
-    if above > -math.inf:
-        bounds.append(f"greater than {above:g}")
-    if low > -math.inf:
-        bounds.append(f"at least {low:g}")
-    if high < math.inf:
-        bounds.append(f"at most {high:g}")
+    limits = (("greater than", above), ("at least", low), ("at most", high))
+    bounds = [f"{words} {limit:g}" for words, limit in limits if math.isfinite(limit)]
     if not abs(value) <= most:
         bounds = [*bounds, "of at most 63 bits"] if kind.startswith("int") else ["finite"]
     raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {shown(value)}.")

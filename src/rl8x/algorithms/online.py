@@ -70,7 +70,7 @@ class OnlineConfig(AlgorithmConfig):
         """Make the environment, check that it fits, and return the algorithm; see `AlgorithmConfig.build`."""
         return super().build(env, **env_kwargs)
 
-    def for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
+    def _for_env(self, env: EnvLike | None, env_kwargs: Mapping[str, Any]) -> Self:
         """Return the config with a default `num_envs` changed to fit the environment; a given one stays."""
         if not isinstance(self.num_envs, Default) or env is None:
             return self
@@ -125,12 +125,8 @@ class OnlineConfig(AlgorithmConfig):
         """
         return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
 
-    def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
-        """Make the environment, or check the given instance.
-
-        Returns:
-            The environment, and a factory for environments of another size and seed; None for an instance.
-        """
+    def _make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
+        """Make the environment, or check the given instance; return it and a factory, None for an instance."""
         device = resolve_device(self.device)
         if not isinstance(env, Env) and is_vectorised(env):
             env = GymnasiumEnv(env, device=device, seed=seed)

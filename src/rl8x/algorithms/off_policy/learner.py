@@ -86,6 +86,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     """Learns from batches of a source's rows: with an environment from a replay, else from the config's data set.
 
     Attributes:
+        batch_size: Rows of a batch on this rank.
         update_metrics: Names of the metrics that an update returns; norms of gradients end in `grad_norm`.
         explore_metrics: Names of the metrics that `exploring` gives.
         cycle: The updaters that take turns; the last has all phases.
@@ -127,6 +128,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.cycle = self._make_cycle()
         self._prepared = False
         self.source = self._make_source()
+        self.batch_size = self.source.batch_size
         what = f"a batch of batch_size={config.batch_size:,} needs"
         lower = " or ".join(f"`{name}`" for name in ("batch_size", "cql_samples") if hasattr(config, name))
         check_memory(self.batch_size * self._row_bytes, self.device, what, lower)
@@ -264,11 +266,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             weights, looks = [each.weights for each in self.optimizers], self.execution.host_looks
             means = update_stats(rows, self.update_metrics, weights, host_looks=looks) if rows else {}
         return Stats({LR: lr, **means, **self.source.stats()})
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of a batch on this rank."""
-        return self.source.batch_size
 
     @property
     def replay(self) -> Replay | Dataset:
