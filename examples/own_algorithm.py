@@ -26,7 +26,7 @@ class SPOConfig(PPOConfig, defaults={"num_envs": 64, "gamma": 0.99, "lr": 5e-3, 
 
 
 def losses(policy: Any, batch: Any, state: Any, entropy_coeff: Tensor, config: SPOConfig) -> Tensor:
-    """Sum each of `METRICS` over a minibatch, whose tensors are `[seq_len, batch, ...]`; compiled like PPO's own."""
+    """Return each of `METRICS`, as minibatches are `[seq_len, batch, ...]`; compiled like PPO's own."""
     found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
     advantages = batch[keys.ADVANTAGES]
     ratio = (found.logp - batch[keys.LOGP]).exp()
@@ -34,7 +34,7 @@ def losses(policy: Any, batch: Any, state: Any, entropy_coeff: Tensor, config: S
     vf_loss = nn.functional.smooth_l1_loss(found.values, batch[keys.RETURNS], reduction="none")
     policy_loss = penalty - ratio * advantages
     total = policy_loss + config.vf_coeff * vf_loss - entropy_coeff * found.entropy
-    return torch.stack((policy_loss, vf_loss, found.entropy, total, penalty)).flatten(1).sum(1)
+    return torch.stack((policy_loss, vf_loss, found.entropy, total, penalty))
 
 
 class SPO(PPO, config=SPOConfig):

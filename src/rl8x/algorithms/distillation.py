@@ -105,12 +105,7 @@ class DistillationConfig(OnPolicyConfig, PolicyConfig):
         self.schedule("beta").bounded(0.0, 1.0, "beta_schedule")
 
     def build(self, env: Any = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
-        """Find the teacher, make the environment, check that they fit, and return the algorithm.
-
-        Args:
-            env: The environment, in any form that `AlgorithmConfig.build` accepts.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
-        """
+        """Find the teacher, make the environment, check that they fit, and return the algorithm."""
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
         if isinstance(self.teacher, Mapping) and "sha256" in self.teacher:  # its description
@@ -216,7 +211,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         distribution: Distribution,
         loss: str,
     ) -> Tensor:
-        """Sum the loss and its monitors over a minibatch, in the order of `DISTILLATION_LOSS_METRICS`, `[3]`.
+        """Return loss and monitors of each transition, as in `DISTILLATION_LOSS_METRICS`, `[3, seq_len, batch]`.
 
             kl:   L = KL(teacher || student)
             nll:  L = -log p_student(a*),            a* the teacher's most likely action
@@ -242,10 +237,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             best = labels
             losses = -distribution.logp(params, best) if loss == "nll" else _mean_of(torch.square, mode, best)
         distance = _mean_of(torch.abs, mode, best).detach()
-        columns = torch.stack((losses, distribution.entropy(params), distance))
-        if keys.VALID in batch:
-            columns = columns * batch[keys.VALID]
-        return columns.flatten(1).sum(1)
+        return torch.stack((losses, distribution.entropy(params), distance))
 
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients other than the learning rate, by metric name."""

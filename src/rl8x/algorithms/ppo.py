@@ -294,7 +294,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         entropy_coeff: Tensor,
         config: PPOConfig,
     ) -> Tensor:
-        """Sum the losses and monitors over a minibatch, in the order of `PPO_LOSS_METRICS`, `[7]`.
+        """Return the losses and monitors of each transition, in the order of `PPO_LOSS_METRICS`, `[7, seq_len, batch]`.
 
             r_t      = exp(logp_t - logp_old_t)
             L_policy = -min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), for A_t < 0 bounded by -c A_t
@@ -303,8 +303,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
         Args:
             policy: Called as a module, under the weights of the update.
-            batch: Observations, starts, actions and their log-probabilities, advantages, returns, and which rows count,
-                each `[seq_len, batch, ...]`.
+            batch: Observations, starts, actions and their log-probabilities, advantages and returns, each `[seq_len,
+                batch, ...]`.
             state: The policy's state before the sequences, each `[batch, *]`.
             entropy_coeff: Weight of the entropy, 0-d.
             config: Clipping and weights.
@@ -331,10 +331,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         with torch.no_grad():
             kl_div = ratio - 1.0 - log_ratio if evaluation.kl is None else evaluation.kl
             clip_frac = ((ratio - 1.0).abs() > clip).to(ratio.dtype)
-        columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
-        if keys.VALID in batch:
-            columns = columns * batch[keys.VALID]
-        return columns.flatten(1).sum(1)
+        return torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
 
     # -- settings, checks and metrics
 

@@ -153,7 +153,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         coefficient: Tensor,
         config: PQNConfig,
     ) -> Tensor:
-        """Sum the loss and its monitors over a minibatch, in the order of `PQN_LOSS_METRICS`, `[3]`.
+        """Return the loss and monitors of each transition, in the order of `PQN_LOSS_METRICS`, `[3, seq_len, batch]`.
 
             L = 1/2 (Q(s_t, a_t) - R_t)^2
 
@@ -167,10 +167,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         q = policy(batch[keys.OBS], state, batch[keys.STARTS])
         taken = pick(q, batch[keys.ACTIONS])
         error = taken - batch[keys.RETURNS]
-        columns = torch.stack((0.5 * error.square(), taken, error.abs()))
-        if keys.VALID in batch:
-            columns = columns * batch[keys.VALID]
-        return columns.flatten(1).sum(1)
+        return torch.stack((0.5 * error.square(), taken, error.abs()))
 
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients other than the learning rate, by metric name."""

@@ -82,9 +82,10 @@ def by_hand(algorithm, exact):
             elif rates and 0 < kl < 0.01 / 2:  # before the first update it is 0 up to rounding
                 lr = min(1e-2, lr * 1.5)
             rates.append(lr)
-            sums = PPO.losses(lambda *_, found=evaluation: found, batch, {}, torch.tensor(config.entropy_coeff), config)
+            entropy_coeff = torch.tensor(config.entropy_coeff)
+            found = PPO.losses(lambda *_, found=evaluation: found, batch, {}, entropy_coeff, config)
             optimizer.zero_grad()
-            (sums[3] / config.sgd_minibatch_size).backward()
+            (found[3].sum() / config.sgd_minibatch_size).backward()
             norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
             optimizer.param_groups[0]["lr"] = lr
             optimizer.step()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.algorithms.on_policy.update import OnPolicyUpdater
+from rl8x.algorithms.on_policy.update import OnPolicyUpdater, sums_of
 from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
 from rl8x.checkpoint.tree import clone
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv, Pendulum
@@ -30,7 +30,7 @@ def tiny(**options):
 def losses(evaluation, batch, config, entropy_coeff):
     """The losses of a minibatch, given what the policy says of it."""
     unread = dict.fromkeys((keys.OBS, keys.ACTIONS, keys.STARTS))
-    return PPO.losses(lambda *_: evaluation, unread | batch, {}, entropy_coeff, config)
+    return sums_of(PPO.losses(lambda *_: evaluation, unread | batch, {}, entropy_coeff, config), batch)
 
 
 def train(algorithm, steps):
@@ -136,6 +136,20 @@ def test_filler_rows_do_not_count():
     evaluation = Evaluation(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 3))
     masked = losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
     torch.testing.assert_close(masked * 3, losses(evaluation, full, config, entropy) * 2)
+
+
+def test_a_loss_of_ones_own_need_not_leave_filler_rows_out():
+    def ones(policy, batch, state, coefficient, config):
+        found = policy(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
+        return torch.ones(len(PPO_LOSS_METRICS), *found.logp.shape) + 0.0 * found.logp
+
+    vector_env = SyncVectorEnv([Flagged] * 4, autoreset_mode=AutoresetMode.NEXT_STEP)
+    algorithm = in_units(GymnasiumEnv(vector_env))
+    algorithm.updater.objective = algorithm.updater.objective._replace(losses=ones)
+    train(algorithm, 1)
+    rows, applied = algorithm.updater.results
+    assert algorithm.pack.masked
+    assert rows[applied, :-1].unique().tolist() == pytest.approx([1.0])  # means over what is experience
 
 
 class ShortEpisodes(probes.Steps):

@@ -41,8 +41,8 @@ class Objective(NamedTuple):
     Attributes:
         losses: A pure function of tensors. It takes the policy, to be called as a module, under the weights of the
             update; a minibatch, each `[seq_len, batch, ...]`; the policy's state before its sequences, each
-            `[batch, *]`; a coefficient that may change from step to step, 0-d; and the config. It returns the sums of
-            all metrics over the minibatch, `[num_metrics]`; masked steps count as 0.
+            `[batch, *]`; a coefficient that may change from step to step, 0-d; and the config. It returns the metrics
+            of each transition, `[num_metrics, seq_len, batch]`.
         metrics: Names of the metrics.
         total: The metric whose mean is minimised.
         divergence: The metric that measures how far the policy has moved from the one that acted.
@@ -56,6 +56,11 @@ class Objective(NamedTuple):
     divergence: str = ""
     limit: float | None = None
     rate: AdaptiveRate | None = None
+
+
+def sums_of(metrics: Tensor, batch: SequenceBatch) -> Tensor:
+    """Sum metrics of a minibatch's transitions, `[num_metrics, seq_len, batch]`; masked ones count as 0."""
+    return (metrics * batch[keys.VALID] if keys.VALID in batch else metrics).flatten(1).sum(1)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -357,6 +362,6 @@ class OnPolicyUpdater:
             if not in_place:
                 trained = [weights.detach().requires_grad_()]
                 policy = functools.partial(optimizer.under, optimizer.split(trained[0]))
-            losses = self.objective.losses(policy, batch, state, coefficient, self.config) * scale
+            losses = sums_of(self.objective.losses(policy, batch, state, coefficient, self.config), batch) * scale
             gradients = torch.autograd.grad(losses[self._total], trained, allow_unused=in_place)
         return optimizer.joined(gradients) if in_place else gradients[0], losses.detach()
