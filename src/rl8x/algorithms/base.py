@@ -147,6 +147,10 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if isinstance(self.device, torch.device):  # a config is plain data
             object.__setattr__(self, "device", str(self.device))
         check_options(self)
+        declared = {field.name: field.metadata for field in dataclasses.fields(self)}
+        for name in scheduled(self):
+            low, high = max(declared[name]["low"], declared[name]["above"]), declared[name]["high"]
+            self.schedule(name).bounded(low, high, f"{name}_schedule")
 
     @classmethod
     def preset(cls, name: str, /, **given: Any) -> Self:

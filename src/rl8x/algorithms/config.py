@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 from rl8x.algorithms.base import AlgorithmConfig
@@ -52,7 +51,6 @@ class TrainedConfig(AlgorithmConfig):
             )
         if not isinstance(separate, bool):
             raise ValueError(f"`model_config.separate` must be true or false; got {separate!r}.")
-        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
 
 

@@ -102,7 +102,6 @@ class DistillationConfig(OnPolicyConfig, PolicyConfig):
         super().__post_init__()
         if isinstance(self.teacher_obs, str):
             raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")
-        self.schedule("beta").bounded(0.0, 1.0, "beta_schedule")
 
     def build(self, env: Any = ..., /, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
         """Find the teacher, make the environment, check that they fit, and return the algorithm."""

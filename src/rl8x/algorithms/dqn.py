@@ -118,7 +118,6 @@ class DQNConfig(
         super().__post_init__()
         if self.dataset is not None and isinstance(self.n_step, Default):
             object.__setattr__(self, "n_step", Default(1))
-        self.schedule("epsilon").bounded(0.0, 1.0, "epsilon_schedule")
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
         if self.num_atoms > 1 and self.num_quantiles > 1:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Self
@@ -167,10 +166,6 @@ class PPOConfig(
         if name == "lr" and self.adaptive_rate is not None:
             return Schedule.make(self.lr)
         return super().schedule(name)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.schedule("entropy_coeff").bounded(0.0, math.inf, "entropy_coeff_schedule")
 
 
 class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):

@@ -72,10 +72,6 @@ class PQNConfig(
 
     fixed: ClassVar[tuple[str, ...]] = ("dueling",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.schedule("epsilon").bounded(0.0, 1.0, "epsilon_schedule")
-
 
 class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     """Q-learning on rollouts of one environment. Made by `PQNConfig(...).build(env)`.

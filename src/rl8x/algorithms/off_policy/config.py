@@ -177,10 +177,6 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
 
     resets_once: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
-
     def check_source(self) -> None:
         """Raise a `ValueError` for collecting options with a data set, and for data-set options without one."""
         fields = {field.name: field for field in dataclasses.fields(self)}
