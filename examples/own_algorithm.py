@@ -12,7 +12,6 @@ from rl8x import NullTracker, PPOConfig, Trainer, keys
 from rl8x.algorithms import PPO
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Objective
-from rl8x.algorithms.ppo import PPO_LOSS_METRICS
 from rl8x.envs import CartPole
 
 METRICS = ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/penalty")
@@ -40,7 +39,6 @@ def losses(policy: Any, batch: Any, state: Any, entropy_coeff: Tensor, config: S
 class SPO(PPO, config=SPOConfig):
     """Simple policy optimisation; `SPOConfig(...).build(env)` makes it."""
 
-    metrics = METRICS + PPO.metrics[len(PPO_LOSS_METRICS) :]  # the gradient's norm and others stay
     objective = Objective(losses, METRICS, total="losses/total")
 
 

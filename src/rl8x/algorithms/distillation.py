@@ -21,11 +21,10 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import WITHOUT_VALUES, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
-from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.algorithms.teacher import (
     LABELS,
     PLAYS,
@@ -123,7 +122,6 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     arXiv:2010.11251.
     """
 
-    metrics: tuple[str, ...] = (*DISTILLATION_LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
     target_metric: ClassVar[str] = PLAYED
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
     made: ClassVar[tuple[str, ...]] = ()

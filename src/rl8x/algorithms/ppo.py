@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory
+from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.config import PolicyConfig
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, REFUSED
 from rl8x.algorithms.optimizer import AdaptiveRate
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -177,14 +176,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     Source: Schulman et al. 2017, arXiv:1707.06347.
     """
 
-    metrics: tuple[str, ...] = (
-        *PPO_LOSS_METRICS,
-        GRAD_NORM,
-        EXPLAINED_VARIANCE,
-        LR,
-        "coefficients/entropy",
-        "coefficients/vf",
-    )
     packed = (*OnPolicyAlgorithm.packed, keys.LOGP, keys.PARAMS)
     made = (keys.ADVANTAGES, keys.RETURNS)
 
@@ -202,8 +193,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         values = self.policy.value_moments
         learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
         self.learned_by_targets = [self.running_return, *learned]
-        if config.target_kl_div is not None:
-            self.metrics = (*self.metrics, REFUSED)
         self._silenced_steps = 0
         self._told_silenced = False
 

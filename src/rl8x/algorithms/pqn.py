@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.discrete import pick
 from rl8x.envs.base import Step
 from rl8x.envs.parameters import AnyEnvConfig
@@ -79,7 +77,6 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
 
-    metrics: tuple[str, ...] = (*PQN_LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
     policy: QPolicy
 
     def make_policy(self) -> QPolicy:

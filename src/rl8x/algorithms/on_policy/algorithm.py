@@ -105,6 +105,9 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             renews=self.renews,
             in_order=any(effects),
         )
+        objective = self.updater.objective
+        refused = () if objective.limit is None else (REFUSED,)
+        self.metrics = (*objective.metrics, GRAD_NORM, self.target_metric, LR, *self.coefficients(), *refused)
         self._states = tuple(self.policy.initial_state(1))
         self.fresh = False
 
