@@ -78,7 +78,8 @@ class ParameterState:
         known = []
         for curriculum in resolved.curricula:
             kept = self.curricula.setdefault(curriculum.key, curriculum)
-            kept.allocate_state(self._device)
+            if not kept.state:
+                kept.allocate_state(self._device)
             if curriculum.key in self._saved:
                 kept.load_state_dict(self._saved.pop(curriculum.key))
             kept.update_from_config(curriculum)

@@ -36,9 +36,7 @@ class AdaptiveCurriculum(Curriculum):
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
-        """Allocate the state with the initial ranges, once."""
-        if self.state:
-            return
+        """Allocate the state with the initial ranges."""
         names = ("start_low", "start_high", "lowest", "highest", "step")
         rows = [(*member.start, *member.support, member.step) for member in self._adaptive]
         columns = torch.tensor(rows, dtype=torch.float64, device=device).T

@@ -32,9 +32,7 @@ class LearnableCurriculum(Curriculum):
         self.width = len(members) + 1
 
     def allocate_state(self, device: torch.device) -> None:
-        """Allocate the state, with the medians of the bases as levels, once."""
-        if self.state:
-            return
+        """Allocate the state, with the medians of the bases as levels."""
         kept, size = self._options.levels, self._options.levels + self._options.candidates
         whole = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("count", "total", "squares")}
         self.state = {

@@ -127,9 +127,8 @@ class NumbersCurriculum(Curriculum):
             self.key = json.dumps([self.label, self.now.kind, len(self.now.drawn_by)])
 
     def allocate_state(self, device: torch.device) -> None:
-        """Allocate the tensor of numbers, once."""
-        if not self.state:
-            self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
+        """Allocate the tensor of numbers."""
+        self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
 
     def _move(self, now: ParameterDistribution) -> None:
         """Make a distribution the present one and write its numbers to the tensor that programs read."""

@@ -20,7 +20,7 @@ from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.execution import GuardedProgram, Workers
 from rl8x.execution.programs import Loop
-from rl8x.policy import Policy, training_mode
+from rl8x.policy import Policy
 
 # Transitions per chunk, whose activations are kept for one backward pass: bounds the memory, and on the CPU keeps
 # activations in the cache. Each chunk costs eager execution a millisecond of overhead.
@@ -92,9 +92,7 @@ class OnPolicyUpdater:
         self.prepared = False
         self._ran = {"eager"}
         # This context would make a small policy, whose modes do not differ, 2% slower.
-        self._learning: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-        if self.policy.has_modes:
-            self._learning = functools.partial(training_mode, self.policy)
+        self._learning: Any = self.optimizer.training if self.policy.has_modes else contextlib.nullcontext
 
     # -- called by a step of the algorithm
 
