@@ -105,7 +105,7 @@ def test_the_loss_is_that_of_the_papers(kind, double, dueling):
     assert not torch.equal(*greedy)
     outputs = plain.outputs("q", batch[keys.OBS])[range(6), batch[keys.ACTIONS]]
     given = target[range(6), greedy[double]], batch[keys.RETURNS].unsqueeze(1), batch[keys.DISCOUNTS].unsqueeze(1)
-    losses, goals = plain._losses(outputs, *given)
+    losses, goals = plain.losses(outputs, *given)
     errors = (plain.means(outputs) - goals).abs().detach().numpy()
     numbers, found = updated(algorithm, batch | {WEIGHTS: weights})
     assert numbers["losses/q"].item() == pytest.approx((losses * weights).mean().item(), rel=1e-5)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, eager_seconds
 from rl8x.algorithms.hyperparameters import part_seed, seeded
 from rl8x.algorithms.memory_check import check_memory, row_bytes
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, Actor
@@ -59,8 +59,6 @@ TAU: Final = "tau"
 """Key of a batch: tau of the target networks after the update, 0-d; 0 leaves them unchanged."""
 # Maximum bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
-# Measured for a small eager update.
-_SECONDS_PER_UPDATE: Final = 1e-3
 # Multiplications per row and weight: forward, backward for weights and activations, and forward of a target.
 _MULTIPLIED: Final = 8
 
@@ -346,10 +344,9 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimated seconds of an eager step, whose updates multiply at 100 GFLOP/s per thread; see PPO's."""
-        updates = float(self.source.updates_per_step)
-        seconds = _SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads())
-        return self.source.seconds_per_collect + updates * seconds
+        """Estimated seconds of an eager step."""
+        updates, env_steps = float(self.source.updates_per_step), 0 if self.horizons is None else self.rollout.horizon
+        return eager_seconds(env_steps, updates, updates * self._work * _MULTIPLIED)
 
     # -- params and checkpoints
 

@@ -35,8 +35,6 @@ from rl8x.trees import Tree, without_ends
 REPLAY_SIZE: Final = "replay/size"
 # Maximum updates between writes of priorities, as the batches of a block are drawn before it.
 _PRIORITIZED_BLOCK: Final = 16
-# Measured for an eager step of small environments.
-_SECONDS_PER_ENV_STEP: Final = 3e-4
 
 Exploring = Callable[..., AbstractContextManager[Mapping[str, Number]]]
 """Given `warms_up`, returns the context of a collect, which yields metrics of the exploration."""
@@ -63,7 +61,6 @@ class Source:
     updates_per_step: Fraction  # of one `step()`, on average
     most_at_once: int = 2**31  # updates in one program
     metrics: tuple[str, ...] = ()  # that `stats` returns
-    seconds_per_collect: float = 0.0  # an estimate, for an eager one
 
     def take_due(self) -> int:
         """Return the number of updates that are due, and count them as made."""
@@ -134,7 +131,6 @@ class ReplaySource(Source):
             self.rows = Replay(size, env.device, path=path)
         self.batch_size = config.batch_size
         self.updates_per_step = config.update_ratio * config.num_envs * config.horizon * env.num_agents
-        self.seconds_per_collect = config.horizon * _SECONDS_PER_ENV_STEP
         self.nstep = NStep(config.n_step, config.gamma)
         self.return_scale = None if bound is None else ReturnScale(env.num_envs, config.gamma, bound).to(env.device)
         self.beta_schedule: Schedule = config.schedule("priority_beta")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase, eager_seconds
 from rl8x.algorithms.horizons import Horizons, gathered_not_finite, updates_not_finite
 from rl8x.algorithms.hyperparameters import nearest_divisor, part_seed, seeded
 from rl8x.algorithms.memory_check import check_training
@@ -35,10 +35,6 @@ from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.trees import names_of
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
-
-# Measured for a small eager step: of the environments, and of the optimizer.
-_SECONDS_PER_ENV_STEP: Final = 3e-4
-_SECONDS_PER_UPDATE: Final = 1e-3
 
 GRAD_NORM: Final = "monitors/grad_norm"
 EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
@@ -207,16 +203,10 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimated seconds of an eager step: its operations, and its multiplications at 100 GFLOP/s a thread.
-
-        An operation costs microseconds however small its tensors are: some 50 of them an environment step, 150 a
-        gradient and an update, as measured on an Intel Xeon and an AMD Zen 5 to within a factor of two.
-        """
-        config = self.config
-        transitions = self.env.num_envs * config.horizon
-        weights = len(self.optimizer.weights)
-        multiplied = transitions * weights * (2 + 6 * config.num_sgd_iters) / (1e11 * torch.get_num_threads())
-        return config.horizon * _SECONDS_PER_ENV_STEP + self.updates_per_step * _SECONDS_PER_UPDATE + multiplied
+        """Estimated seconds of an eager step."""
+        config, weights = self.config, len(self.optimizer.weights)
+        multiplied = self.env.num_envs * config.horizon * weights * (2 + 6 * config.num_sgd_iters)
+        return eager_seconds(config.horizon, self.updates_per_step, multiplied)
 
     @property
     def params(self) -> dict[str, Any]:
