@@ -131,9 +131,6 @@ class Adaptive(MovingDistribution):
     that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
     copies it holds more of them. A range never gets narrower than it began.
 
-    All `Adaptive` parameters of an `env_config` and `group` share their options but for `start`, `step` and `limits`.
-    An evaluation under the training's `env_config` draws from the whole present range and moves nothing.
-
     Args:
         start: The range at the beginning, (low, high) or one number; also the narrowest.
         thresholds: t_L and t_H, in the units of the metric, t_L < t_H.
@@ -142,7 +139,7 @@ class Adaptive(MovingDistribution):
         metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
         episodes: m, the episodes that decide.
         boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
-        group: Parameters with the same text are drawn together.
+        group: Parameters with the same text are drawn together, and share options but for `start`, `step` and `limits`.
 
     Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
     """

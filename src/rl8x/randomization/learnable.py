@@ -158,9 +158,6 @@ class Learnable(MovingDistribution):
     has become. An episode counts if it began in the round, and the round waits for the last of these, as the first
     that end would be the short ones. The policy learns meanwhile. The paper draws kept levels uniformly.
 
-    The `Learnable`s of one `env_config` and `group` are the coordinates of one table, and share all options but `base`.
-    An evaluation under the training's `env_config` draws from the bases.
-
     Args:
         base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
         metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
@@ -171,7 +168,7 @@ class Learnable(MovingDistribution):
         candidates: How many are drawn from the bases in each round.
         episodes: Episodes of a candidate in a round, on average; at least 2.
         level_share: rho, the share of episodes that is played on kept levels, in [0, 1).
-        group: Parameters with the same text are drawn together.
+        group: Parameters with the same text are the coordinates of one table, and share all options but `base`.
 
     Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
     """
