@@ -4,6 +4,7 @@ from rl8x.algorithms.base import AlgorithmConfig as AlgorithmConfig
 from rl8x.algorithms.base import GenericAlgorithmBase as GenericAlgorithmBase
 from rl8x.algorithms.bc import BC as BC
 from rl8x.algorithms.bc import BCConfig as BCConfig
+from rl8x.algorithms.config import OnlineConfig as OnlineConfig
 from rl8x.algorithms.distillation import Distillation as Distillation
 from rl8x.algorithms.distillation import DistillationConfig as DistillationConfig
 from rl8x.algorithms.distillation import distill as distill
@@ -16,7 +17,6 @@ from rl8x.algorithms.off_policy import LearnerConfig as LearnerConfig
 from rl8x.algorithms.off_policy import OffPolicyConfig as OffPolicyConfig
 from rl8x.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from rl8x.algorithms.on_policy import OnPolicyConfig as OnPolicyConfig
-from rl8x.algorithms.online import OnlineConfig as OnlineConfig
 from rl8x.algorithms.ppo import PPO as PPO
 from rl8x.algorithms.ppo import PPOConfig as PPOConfig
 from rl8x.algorithms.pqn import PQN as PQN

@@ -10,10 +10,9 @@ from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
-from rl8x.algorithms.config import TrainedConfig
+from rl8x.algorithms.config import OnlineConfig, TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, option
 from rl8x.algorithms.memory_check import Space, slot_bytes
-from rl8x.algorithms.online import OnlineConfig
 from rl8x.envs import Env
 from rl8x.models.layers import INITS
 from rl8x.replay.dataset import Dataset

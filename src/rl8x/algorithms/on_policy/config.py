@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from rl8x.algorithms.config import TrainedConfig
+from rl8x.algorithms.config import OnlineConfig, TrainedConfig
 from rl8x.algorithms.hyperparameters import Default, nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
-from rl8x.algorithms.online import OnlineConfig
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).
 _STORED: Final = 3 * 4
