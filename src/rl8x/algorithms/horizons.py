@@ -273,11 +273,8 @@ def _factory_arguments(factory: Callable[..., Env] | None) -> dict[str, Any]:
     """Return the arguments that a factory passes to the environment's class, by name, except those that are params."""
     if not isinstance(factory, functools.partial):
         return {}
-    signature = inspect.signature(factory.func)
-    arguments = dict(signature.bind_partial(*factory.args, **factory.keywords).arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments |= arguments.pop(name, {})
+    names = inspect.signature(factory.func).parameters if factory.args else ()
+    arguments = dict(zip(names, factory.args, strict=False)) | factory.keywords
     arguments.pop("time_limit", None)
     return arguments
 

@@ -62,7 +62,8 @@ class _OnCart(Env):
         """Draw cart and pole on their track; beyond the track's ends the view follows the cart."""
         x, _, theta, _ = map(float, state["physics"])
         length = 2 * parameters["length"]
-        heavy, thick = (_thickness(parameters[name], PARAMETERS[name]) for name in ("masscart", "masspole"))
+        relative = (parameters[name] / PARAMETERS[name].default for name in ("masscart", "masspole"))
+        heavy, thick = (min(1.7, max(0.6, float(mass ** (1 / 3)))) for mass in relative)
         width, height = 0.66 * heavy, 0.36 * heavy
         shift = x - max(-X_LIMIT_M, min(X_LIMIT_M, x))
         lowest = -0.9 if self.terminates else -max(1.6, 1.15 * length)
@@ -82,11 +83,6 @@ class _OnCart(Env):
         tip = pivot[0] + length * math.sin(theta), pivot[1] + length * math.cos(theta)
         canvas.line([pivot, tip], 0.11 * thick, ORANGE)
         canvas.circle(pivot, 0.045, INK)
-
-
-def _thickness(value: float, parameter: Parameter) -> float:
-    """Return the relative thickness of a drawn body, by its mass: 1 at the default."""
-    return min(1.7, max(0.6, float((value / parameter.default) ** (1 / 3))))
 
 
 class CartPole(_OnCart):

@@ -296,9 +296,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Copy actions, as simulators may write into them: to arrays of the space's type, or for some to tensors."""
-        if self._takes_tensors:
-            return actions.detach().clone()
-        return actions.detach().cpu().numpy().astype(space.dtype)
+        return actions.detach().clone() if self._takes_tensors else actions.detach().cpu().numpy().astype(space.dtype)
 
 
 class _PartialReset(dict[str, Any]):
