@@ -35,12 +35,12 @@ from rl8x.envs.checks import (
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
+    OF_MAKE_VEC,
     Source,
     ask_for_final_obs,
     autoreset_mode_of,
     copies_of,
     copy_results,
-    kwargs_of,
     spec_of,
     time_limit_of,
     vectorised,
@@ -142,8 +142,8 @@ class GymnasiumEnv(SimulatorEnv):
     def params(self) -> dict[str, Any]:
         """The id or the name of the source, the vectorization, and the arguments of the copies."""
         spec = spec_of(self.vector_env)
-        source = self._source if spec is None else spec.id
-        kwargs = kwargs_of(spec) | self._kwargs
+        source, given = (self._source, {}) if spec is None else (spec.id, spec.kwargs)
+        kwargs = {name: value for name, value in given.items() if name not in OF_MAKE_VEC} | self._kwargs
         params = {"id": source, "vectorization": self._vectorization, "kwargs": kwargs}
         bound = {name: str(binding) for name, binding in self._bindings.items()}
         return params | ({"parameters": bound} if bound else {})

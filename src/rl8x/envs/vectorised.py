@@ -25,7 +25,7 @@ _Wrap: TypeAlias = "Callable[[gymnasium.Env[Any, Any]], Any]"
 _VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
 """Our names and Gymnasium's."""
 # Arguments that `gymnasium.make_vec` adds to those of a spec
-_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
+OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
 # Running statistics of normalising wrappers, and the options of rl8x with the same purpose.
 _STATISTICS: Final = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 
@@ -168,11 +168,6 @@ def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
     """Return the spec of the copies; None if they were not made from an id."""
     copies = copies_of(vector_env)
     return copies[0].spec if copies else vector_env.spec
-
-
-def kwargs_of(spec: Any) -> dict[str, Any]:
-    """Return the keyword arguments in a copy's spec without those that `gymnasium.make_vec` adds; {} for None."""
-    return {} if spec is None else {name: v for name, v in spec.kwargs.items() if name not in _OF_MAKE_VEC}
 
 
 def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:

@@ -40,20 +40,15 @@ def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
 
 
-def pair(values: object, owner: str, name: str) -> tuple[float, ...]:
+def pair(values: object, owner: str, name: str, *, differ: bool = False) -> tuple[float, ...]:
     """Return `values` as two finite floats, the lower first, or raise naming the argument of `owner`."""
     numbers = finite_numbers(values, owner, name)
-    if len(numbers) != 2 or numbers[0] > numbers[1]:
+    if len(numbers) != 2 or numbers[0] > numbers[1] or (differ and numbers[0] == numbers[1]):
         raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
     return numbers
 
 
-def two_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
-    """Return `values` as two different finite floats, the lower first, or raise."""
-    low, high = numbers = pair(values, owner, name)
-    if low == high:
-        raise ValueError(f"{owner}: `{name}` must be two numbers, the lower first; got {list(numbers)}.")
-    return numbers
+two_numbers = functools.partial(pair, differ=True)
 
 
 def whole_number(least: int) -> Callable[[object, str, str], int]:

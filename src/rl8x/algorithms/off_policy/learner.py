@@ -253,7 +253,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Make the updates that are due; if none is, the step's row has no losses."""
         self.make_ready()
         lr = self.schedules["lr"](self.counters[self.clock])
-        self.nets.set_lr(lr)
+        for rate in self.nets.rates:
+            rate.fill_(lr)
         rows, threads = [], self.execution.threads.for_work(self._work)
         with threads, flushed_denormals(self.device), self.model_draws():
             self.counters[keys.STEPS] += 1

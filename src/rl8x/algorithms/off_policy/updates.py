@@ -89,11 +89,6 @@ class Nets:
         """Add a target network of a named network: the same module with a copy of its weights."""
         self.targets[name] = of, self.trained[of].weights.clone()
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all networks, in place."""
-        for each in self.trained.values():
-            each.lr.fill_(lr)
-
     # -- as the arguments of an update
 
     @property
