@@ -198,7 +198,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         seed = draw_seed(config.seed)
-        made_env, factory = config._make_env(env, part_seed(seed, "env"), env_kwargs)
+        made_env, factory = config.make_env(env, part_seed(seed, "env"), env_kwargs)
         if made_env is not None:
             made_env.parameter_state.shared_seed = part_seed(seed, "parameters", rank=0)
         with allocations_refused(algorithm.__name__, vars(config)):
@@ -232,8 +232,14 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
-    def _make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Return the training environment and a factory of environments like it, or None for both."""
+    def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
+        """Return the training environment and a factory of environments like it, or None for both.
+
+        Args:
+            env: The environment, in any form that `build` accepts.
+            seed: Seeds the environment.
+            env_kwargs: Keyword arguments for the environment's constructor.
+        """
         if env is not None or env_kwargs:
             raise TypeError(f"{type(self).__name__} trains without an environment; got {env!r}.")
         return None, None

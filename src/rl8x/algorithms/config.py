@@ -180,7 +180,7 @@ class OnlineConfig(AlgorithmConfig):
         """
         return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
 
-    def _make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
+    def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
         """Make the environment, or check the given instance; return it and a factory, None for an instance."""
         device = resolve_device(self.device)
         if not isinstance(env, Env) and is_vectorised(env):

@@ -40,11 +40,6 @@ class ResetSchedule:
         """Whether the environment is reset only once."""
         return self.every < 0
 
-    @property
-    def horizons(self) -> int:
-        """Horizons from one reset to the next; 1 if there is only one reset."""
-        return max(1, self.every)
-
     def is_due(self, collects: int) -> bool:
         """Return whether the collect after this many collects begins with a reset."""
         return collects == 0 if self.once else collects % self.every == 0
@@ -214,7 +209,7 @@ class Horizons:
         counts: dict[str, tuple[str, ...]] = {}
         before, horizon = self.counters[keys.COLLECTS], self.rollout.horizon
         with self.env.parameter_state.evaluating():
-            for _ in range(self.resets.horizons):
+            for _ in range(max(1, self.resets.every)):
                 self.reset_if_due(env_config)
                 try:
                     cut = self.resets.is_due(self.counters[keys.COLLECTS] + 1)

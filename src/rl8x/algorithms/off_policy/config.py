@@ -56,7 +56,7 @@ class LearnerConfig(TrainedConfig):
         config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
         return AlgorithmConfig.build(config, env, **env_kwargs)
 
-    def _make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
+    def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Raise a `TypeError` if an environment is given beside a data set, else return None for both."""
         if env is not None or env_kwargs:
             raise TypeError(
@@ -193,17 +193,17 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         """`updates_per_sample` as a fraction, so that counts are exact."""
         return updates_for(1, self.updates_per_sample)
 
-    def _make_env(  # type: ignore[override] # none where there is a data set
+    def make_env(  # type: ignore[override] # none where there is a data set
         self, env: Any, seed: int, env_kwargs: Mapping[str, Any]
     ) -> tuple[Env | None, EnvFactory | None]:
         """Make the environment, or none if there is a data set; raise if there is neither, or both."""
-        nothing = None if self.dataset is None else ValueConfig._make_env(self, env, seed, env_kwargs)
+        nothing = None if self.dataset is None else super().make_env(env, seed, env_kwargs)
         self.check_source()
         if nothing is not None:
             return nothing
         if env is None:
             raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
-        return OnlineConfig._make_env(self, env, seed, env_kwargs)
+        return OnlineConfig.make_env(self, env, seed, env_kwargs)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that the experience of one collect takes."""
