@@ -367,14 +367,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             self.running_return.zero_()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
-    def coefficient(self, now: int) -> float:
-        """Return the entropy's weight at the clock."""
-        return self.schedules["entropy_coeff"](now)
+    def coefficient(self) -> float:
+        """Return the entropy's present weight."""
+        return self.schedules["entropy_coeff"](self.counters[self.clock])
 
     def coefficients(self) -> dict[str, Number]:
         """Return the coefficients other than the learning rate, by metric name."""
         return {
-            "coefficients/entropy": self.coefficient(self.counters[self.clock]),
+            "coefficients/entropy": self.coefficient(),
             "coefficients/vf": self.config.vf_coeff,
         }
 

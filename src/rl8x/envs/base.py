@@ -402,7 +402,8 @@ class Env(Dynamics, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def parameter_support(self) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each parameter that evaluations draw now, in its own unit."""
-        return self.parameter_state.support()
+        state = self.parameter_state
+        return state.resolve(state.present()).support(self.parameters)
 
     # ---- saving and copying
 

@@ -169,10 +169,6 @@ class ParameterState:
             present |= curriculum.present()
         return present
 
-    def support(self) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
-        return self.resolve(self.present()).support(self.declared)
-
     # ---- saving
 
     def state_dict(self) -> dict[str, Any]:

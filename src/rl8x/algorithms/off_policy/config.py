@@ -70,14 +70,6 @@ class LearnerConfig(TrainedConfig):
         """Steps and discount of the returns in a row; a single reward for algorithms that use no returns."""
         return 1, 1.0
 
-    def tau_of(self, update: int) -> float:
-        """Return tau of the target networks after an update, in [0, 1]; 0 leaves them unchanged.
-
-        Args:
-            update: Number of the update, counted from 1.
-        """
-        return 0.0
-
 
 @functools.lru_cache
 def updates_for(samples: int, updates_per_sample: float, num_ranks: int = 1) -> Fraction:
@@ -110,7 +102,11 @@ class ValueConfig(LearnerConfig):
         return self.n_step, self.gamma
 
     def tau_of(self, update: int) -> float:
-        """Return tau of the target networks after an update, counted from 1."""
+        """Return tau of the target networks after an update, in [0, 1]; 0 leaves them unchanged.
+
+        Args:
+            update: Number of the update, counted from 1.
+        """
         return 0.0 if update % self.target_interval else self.tau
 
 

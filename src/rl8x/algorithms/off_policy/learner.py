@@ -194,7 +194,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
         if not self.nets.targets:
             return {}
-        taus = [self.config.tau_of(update) for update in range(first + 1, first + count + 1)]
+        config: Any = self.config  # a `ValueConfig`
+        taus = [config.tau_of(update) for update in range(first + 1, first + count + 1)]
         # Otherwise the copy would be a host sync.
         return {TAU: torch.from_numpy(np.array(taus, np.float32)).to(self.device, non_blocking=True)}
 

@@ -155,12 +155,8 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
                     updates.step(minibatches)
         return measured
 
-    def coefficient(self, now: int) -> float:
-        """Return the objective's coefficient at the clock.
-
-        Args:
-            now: The clock's counter.
-        """
+    def coefficient(self) -> float:
+        """Return the objective's present coefficient."""
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:
@@ -263,8 +259,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
     @contextlib.contextmanager
     def updates(self) -> Iterator[OnPolicyUpdater]:
         """Return the context of a step's updates; it yields the updater that makes them."""
-        coefficient = self.coefficient(self.counters[self.clock])
-        with flushed_denormals(self.device), self.model_draws(), self.updater.begin(coefficient):
+        with flushed_denormals(self.device), self.model_draws(), self.updater.begin(self.coefficient()):
             yield self.updater
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
@@ -316,7 +311,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
             if not self.prepared and self.horizons.collector.prepare(self.rollout):
                 # Only layouts matter, while the rollout is still empty.
                 self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
-                self.updater.prepare(self.coefficient(self.counters[self.clock]))
+                self.updater.prepare(self.coefficient())
 
     # -- saving
 
