@@ -77,7 +77,7 @@ def check_declared(env: Any) -> None:
 
 
 def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
-    """Return actions as int64 or float32, since in uint8, 0 - 1 is 255; raise `ValueError` for shapes and numbers."""
+    """Return actions as int64 or float32; raise `ValueError` for a wrong shape or, on the CPU, an illegal choice."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}
         return {
@@ -90,7 +90,7 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         raise ValueError(f"{owner}: {name} must be shaped {need}; got {got}.")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         check_elements(actions, space, f"{owner}: {name}")
-        return actions if actions.is_floating_point() else actions.long()
+        return actions if actions.is_floating_point() else actions.long()  # in uint8, 0 - 1 is 255
     return actions.float() if actions.dtype == torch.float64 else actions
 
 

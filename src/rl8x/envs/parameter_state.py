@@ -89,7 +89,7 @@ class ParameterState:
     # ---- when they move
 
     def begin(self) -> None:
-        """Draw the initial state of curricula without one: the same on all ranks, of which one may call alone."""
+        """Draw the initial state of curricula without one, the same on all ranks; a single rank may call it."""
         for curriculum in self.current.curricula:
             seed = self.shared_seed ^ zlib.crc32(curriculum.key.encode())
             same_on_all_ranks = torch.Generator(self._device).manual_seed(seed)

@@ -144,7 +144,7 @@ class SequencePack:
         return self.unpack(self.take(rows))
 
     def of_agents(self, rows: Tensor, agents: int) -> Tensor:
-        """Return all agents' sequences, agent by agent, as models of separate weights need it, by copies' numbers."""
+        """Return the numbers of all agents' sequences, agent by agent as separate weights need them, by copies'."""
         copies = self.num_envs // agents
         first = rows.div(copies, rounding_mode="floor") * self.num_envs + rows.remainder(copies)
         others = copies * torch.arange(agents, device=rows.device).unsqueeze(-1)
