@@ -35,7 +35,7 @@ def test_built_in_environments_are_vector_environments(name):
     for vector in (env, one):
         assert isinstance(vector, VectorEnv)
         assert vector.num_envs == NUM_ENVS * env.num_agents
-        assert vector.unwrapped is vector
+        assert vector.unwrapped is env
         assert vector.observation_space == batch_space(vector.single_observation_space, env.num_envs)
         assert vector.action_space == batch_space(vector.single_action_space, env.num_envs)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
