@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.checkpoint.tree import clone
-from rl8x.replay.prioritized import PrioritizedReplay
+from rl8x.replay.prioritized import EPSILON, PrioritizedReplay
 from rl8x.replay.ring import Replay
 
 
@@ -21,7 +21,7 @@ def filled(count=300, capacity=300, **options):
     index = torch.arange(replay.size)
     errors = (index % 7).double()
     replay.update(index, errors)
-    return replay, (errors + replay.epsilon) ** replay.alpha
+    return replay, (errors + EPSILON) ** replay.alpha
 
 
 def chi_square(counts, probabilities):

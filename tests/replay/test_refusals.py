@@ -33,7 +33,6 @@ REFUSED = [
     (RuntimeError, EMPTY, lambda: PrioritizedReplay(4, "cpu").sample(1, 1, torch.Generator())),
     (RuntimeError, "gather from what `prepared", lambda: Dataset.from_tensors(ROW).gather(torch.zeros(1).long())),
     (ValueError, "`alpha` must be .*; got -0.1", lambda: PrioritizedReplay(4, "cpu", alpha=-0.1)),
-    (ValueError, "`epsilon` must be .*; got 0.0", lambda: PrioritizedReplay(4, "cpu", epsilon=0.0)),
     (ValueError, "`n` must be at least 1 step; got 0", lambda: NStep(0, 0.9)),
     (ValueError, r"`gamma` must be in \[0, 1\]; got 1.5", lambda: NStep(1, 1.5)),
     (ValueError, "holds .*returns float32 .*; got .*float64", lambda: add_others({"returns": torch.zeros(2).double()})),

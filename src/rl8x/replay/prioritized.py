@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rl8x.replay.ring import Replay
 
+EPSILON: Final = 1e-6
 _BLOCK: Final = 64
 # Draws are at most 1 minus this, so that rounding never leads beyond the last row with a priority.
 _MARGIN: Final = 2.0**-40
@@ -35,16 +36,12 @@ class PrioritizedReplay(Replay):
         device: torch.device | str,
         *,
         alpha: float = 0.6,
-        epsilon: float = 1e-6,
         **options: Any,
     ) -> None:
         super().__init__(capacity, device, **options)
         if not 0.0 <= alpha <= 1.0:
             raise ValueError(f"`alpha` must be in [0, 1]; got {alpha}.")
-        if not epsilon > 0.0:
-            raise ValueError(f"`epsilon` must be greater than 0; got {epsilon}.")
         self.alpha = alpha
-        self.epsilon = epsilon
         num_blocks = -(-capacity // _BLOCK)
         # p^alpha of each slot, 0 for empty ones, and their sums over blocks.
         self._powers = torch.zeros(num_blocks, _BLOCK, device=self.device)
@@ -93,7 +90,7 @@ class PrioritizedReplay(Replay):
         flat = index.reshape(-1)
         if self._replaced is not None:
             self._replaced.append((flat, self._powers.view(-1)[flat], self._max.clone()))
-        powers = errors.detach().reshape(-1).to(self._powers.dtype).abs().add_(self.epsilon).pow_(self.alpha)
+        powers = errors.detach().reshape(-1).to(self._powers.dtype).abs().add_(EPSILON).pow_(self.alpha)
         powers = torch.where(powers.isfinite(), powers, self._max)
         torch.maximum(self._max, powers.amax(), out=self._max)
         self._powers.view(-1).scatter_reduce_(0, flat, powers, "amax", include_self=False)

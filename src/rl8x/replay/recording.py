@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import gymnasium
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl8x import keys
@@ -21,7 +21,7 @@ from rl8x.output import in_line
 from rl8x.plain import checked_number
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
-from rl8x.spaces import only_legal, tree_of, where_rows
+from rl8x.spaces import element_of, only_legal, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree, is_part, unflatten_tree
 
 # Where an episode really ended; the end of the recording sets `truncated` too.
@@ -158,7 +158,7 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
         storage = MinariStorage.new(beside / "data", *spaces, data_format="hdf5", jpeg_encoding=False)
         version = {"minari_version": minari.__version__, "dataset_id": name}
         storage.update_metadata({**version, "algorithm_name": algorithm_name})
-        storage.update_episodes(EpisodeBuffer(**episode) for episode in _episodes(dataset))
+        storage.update_episodes(EpisodeBuffer(**episode) for episode in _episodes(dataset, *spaces))
         namespace = name.rpartition("/")[0]
         if namespace not in list_local_namespaces():
             create_namespace(namespace)
@@ -169,7 +169,7 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
+def _episodes(dataset: Dataset, obs_space: Any, action_space: Any) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a data set as the arguments of Minari's `EpisodeBuffer`."""
     rows = {name: tensor.cpu() for name, tensor in dataset.transitions.items()}
     truncated = rows[keys.TRUNCATED].clone()
@@ -181,21 +181,16 @@ def _episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
             last = rows[keys.NEXT_OBS + key.removeprefix(keys.OBS)][stop - 1 : stop]
             part[key] = torch.cat([part[key], last])
         yield {
-            "observations": _arrays(unflatten_tree(keys.OBS, part), dataset.observation_space),
-            "actions": _arrays(unflatten_tree(keys.ACTIONS, part), dataset.action_space),
+            "observations": element_of(obs_space, unflatten_tree(keys.OBS, part), _array),
+            "actions": element_of(action_space, unflatten_tree(keys.ACTIONS, part), _array),
             "rewards": part[keys.REWARDS].numpy(),
             "terminations": part[keys.TERMINATED].numpy(),
             "truncations": truncated[start:stop].numpy(),
         }
 
 
-def _arrays(tree: Any, space: Any) -> Any:
-    """Return a tree of tensors as arrays of a space's dtypes, with tuples restored."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _arrays(tree[name], part) for name, part in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_arrays(tree[str(i)], part) for i, part in enumerate(space.spaces))
-    return tree.numpy().astype(np.dtype(space.dtype), copy=False)
+def _array(space: gymnasium.Space[Any], part: Tensor) -> NDArray[Any]:
+    return part.numpy().astype(space.dtype, copy=False)
 
 
 def _root() -> Path:

@@ -45,18 +45,14 @@ def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
 
 
 class Columns:
-    """Rows in one tensor per dtype, so that a batch is one `index_select` of each.
-
-    Scalars and vectors of one dtype are side by side in one matrix `[capacity, width]`; a column with more axes, such
-    as an image, has its own tensor, `[capacity, *shape]`.
-    """
+    """Rows in one tensor per dtype, so that a batch is one `index_select` of each; images have tensors of their own."""
 
     def __init__(self, spec: Spec, capacity: int, device: torch.device, path: Path | None = None) -> None:
         self.spec = dict(spec)
         self._places: dict[str, tuple[str, int | slice | None]] = {}
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         for name, (shape, dtype) in spec.items():
-            if len(shape) > 1:
+            if len(shape) > 1:  # else it is in a matrix `[capacity, width]`
                 self._places[name], shapes[name] = (name, None), (shape, dtype)
                 continue
             matrix = f"vectors.{_name(dtype)}"
@@ -312,10 +308,7 @@ class Replay(Rows):
         }
 
     def _current_pieces(self, length: int) -> list[Piece]:
-        """Return the pieces of the rows; full ones, which end at multiples of `length`, never change.
-
-        So a checkpoint writes the rows added since the previous one, and at most one further piece.
-        """
+        """Return the pieces of the rows; full ones, which end at multiples of `length`, never change."""
         pieces = [piece for piece in self._pieces if piece.last > self.oldest]
         if pieces and pieces[-1].last < self.total and pieces[-1].last % length:
             pieces.pop()
@@ -335,8 +328,6 @@ class Replay(Rows):
         # In the memory layout, with several columns per tensor, so that each tensor is one copy.
         pieces = [slots for _, slots in self.slots(first, piece.last)]
         tensors = self.columns.tensors
-        if len(pieces) == 1:
-            return {name: tensor[pieces[0]].to("cpu", copy=True) for name, tensor in tensors.items()}
         return {name: torch.cat([tensor[slots].cpu() for slots in pieces]) for name, tensor in tensors.items()}
 
     @torch.no_grad()
