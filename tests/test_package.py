@@ -112,7 +112,7 @@ def test_make_installs_what_a_target_needs_and_says_so_before(target, installed)
 
 def test_the_root_exports_every_config_condition_and_tracker():
     configs = {name for name in dir(algorithms) if name.endswith("Config")}
-    kinds = {name for name in conditions.__all__ if isinstance(getattr(conditions, name), type)}
+    kinds = {name for name, kind in vars(conditions).items() if isinstance(kind, type)}
     trackers = {name for name in vars(tracking) if name.endswith("Tracker")}
     others = ["Trainer", "Checkpoints", "Study", "compare", "load_algorithm", "distill", "Env", "Parameter", "Policy"]
     assert configs | kinds | trackers | {*others, "Model", "Distribution"} <= {*rl8x.__all__}
