@@ -136,16 +136,21 @@ def _shown_figure() -> type[Figure]:
     return ShownFigure
 
 
+def broken(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Break a text at its commas into lines that fit, as far as possible."""
+    lines: list[str] = []
+    for part in text.split(", ") if text else []:
+        longer = f"{lines[-1]}, {part}" if lines else part
+        if lines and fits(longer):
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
 def wrapped(label: str, width: int = 30) -> str:
     """Break a long label at its commas, so that it fits a panel."""
-    first, *rest = label.split(", ")
-    lines = [first]
-    for part in rest:
-        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
-            lines[-1] += ","
-            lines.append(part)
-        else:
-            lines[-1] += f", {part}" if lines[-1] else part
+    lines = ",\n".join(broken(label, lambda line: len(line) <= width)).split("\n")
     return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
 
 
