@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
     "play": ("rl8x.cli.act", "Film a run's policy, or print its returns."),
     "collect": ("rl8x.cli.act", "Record a data set from what a run's policy does."),
-    "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
+    "export": ("rl8x.cli.looking", "Write a run's policy as a program for other runtimes."),
     "envs": ("rl8x.cli.looking", "List the built-in environments, or describe one."),
     "tuned": ("rl8x.cli.looking", "List settings that learn, or print the run file of one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
@@ -108,10 +108,7 @@ _VALUES["--resume"] = lambda: ["auto", *run_names()]
 
 
 class _Command(click.Command):
-    """A stand-in for a command, which is imported when it is used, as torch and MLflow take seconds.
-
-    For completion in a shell it offers names without the import; only options need the imported command.
-    """
+    """A stand-in for a command, which is imported when it is used, as torch and MLflow take seconds."""
 
     def __init__(self, name: str) -> None:
         words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, shell_complete=self._offer)
@@ -181,10 +178,7 @@ def rl8x() -> None:
 
 @contextlib.contextmanager
 def _early_tracking(words: Sequence[str]) -> Iterator[None]:
-    """Start the process that sends rows to MLflow early if a run is likely to be tracked, to import in parallel.
-
-    If it is not used, it is ended afterwards.
-    """
+    """Start the process that sends rows to MLflow early if a run is likely to be tracked, to import in parallel."""
     is_other_rank = os.environ.get("RANK", "0") not in ("", "0")  # only torchrun's first process tracks
     trains = words[:1] in _TRAINING and not is_other_rank
     if not trains or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
