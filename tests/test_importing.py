@@ -15,7 +15,7 @@ from rl8x import trusted
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
-from rl8x.importing import UntrustedError, import_class, import_named, module_named, runs_code, texts
+from rl8x.importing import UntrustedError, import_class, import_named, module_named, needs_trust, texts
 from rl8x.models import MLPModel, Model
 from rl8x.trainers import Trainer
 from rl8x.trusted import is_remembered
@@ -308,13 +308,13 @@ def test_a_script_needs_no_trust_for_what_it_has_imported(folder):
 )
 def test_what_names_a_module(text, module):
     assert module_named(text) == module
-    assert runs_code(text) == (module is not None)
+    assert needs_trust(text) == (module is not None)
 
 
 def test_what_is_our_own_or_there_already_needs_no_trust():
     assert import_named("rl8x.models.MLPModel") is MLPModel
     assert import_class("rl8x.models.MLPModel", (Model,)) is MLPModel
-    assert not runs_code("torch.nn.ReLU")
+    assert not needs_trust("torch.nn.ReLU")
     assert import_named("json.dumps") is json.dumps
     with pytest.raises(UntrustedError, match=r"'this\.s' would import the module 'this'"):
         import_named("this.s", trust=["other.s"])

@@ -45,10 +45,8 @@ class UntrustedError(ValueError):
 
 @contextlib.contextmanager
 def importing_much() -> Iterator[None]:
-    """Disable garbage collection within the context, for large imports, and exempt the imported objects for good.
-
-    They are never freed, and scanning them takes a fifth of the time of importing torch or MLflow, and 0.5 s at exit.
-    """
+    """Disable garbage collection within the context, for large imports, and exempt the imported objects for good."""
+    # They are never freed; scanning them takes a fifth of the time of importing torch or MLflow, and 0.5 s at exit.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -109,16 +107,10 @@ def classes_in(data: Any) -> Iterator[str]:
     return (value[CLASS] for value in values_in(data) if isinstance(value, Mapping) and set(value) == {CLASS})
 
 
-def runs_code(name: str) -> bool:
-    """Whether a name would import a module of none of rl8x, torch and Gymnasium."""
-    module = would_import(name)
-    return module is not None and module.partition(".")[0] not in _OWN
-
-
 def needs_trust(name: str) -> bool:
     """Whether a file with this name needs `--trust` in a new process, because its code is not remembered as trusted."""
     module = would_import(name)
-    if module is None or not runs_code(name):
+    if module is None or module.partition(".")[0] in _OWN:
         return False
     named = getattr(sys.modules.get(module), name.rpartition(".")[2], None)
     return not is_remembered(module, None if named is None or isinstance(named, type) else name)
@@ -206,15 +198,12 @@ def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) ->
 
 
 def dotted_path(thing: Any) -> str | None:
-    """Return the shortest dotted path by which `import_named` finds a class or function; None if there is none.
-
-    Packages keep short paths stable, such as `rl8x.PPOConfig`, even if files move.
-    """
+    """Return the shortest dotted path by which `import_named` finds a class or function; None if there is none."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not module or not name:
         return None
     parts = module.split(".")
-    for length in range(1, len(parts) + 1):
+    for length in range(1, len(parts) + 1):  # packages keep short paths stable, even if files move
         path = ".".join((*parts[:length], name))
         with contextlib.suppress(ValueError):
             if import_named(path) is thing:

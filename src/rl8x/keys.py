@@ -98,12 +98,14 @@ TRAINED_RETURNS: Final = ("episodes/returns/mean", "returns/mean")
 """The mean returns of a training row, of whole episodes and of horizons: the first one present is its score."""
 EVALUATED_RETURNS: Final = (f"{EVAL_PREFIX}returns/mean", f"{EVAL_PREFIX}horizon_returns/mean")
 """The same for an evaluation."""
-PROFILING_METRICS: Final = (
+TRAINER_METRICS: Final = (
+    *COUNTERS,
+    *COLLECT_METRICS,
     "profiling/collect_ms",
     "profiling/step_ms",
     "profiling/eval_ms",
     "profiling/tracking_ms",
     "profiling/env_steps_per_s",
+    "memory/process_mb",
+    "memory/device_mb",
 )
-MEMORY_METRICS: Final = ("memory/process_mb", "memory/device_mb")
-TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS)

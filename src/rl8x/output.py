@@ -43,16 +43,13 @@ class Unfailing:
         except OSError as error:
             if error.errno in _GONE:
                 self.forsake()
-        except UnicodeEncodeError:
-            return getattr(self._stream, name)(*map(self._encodable, arguments))
+        except UnicodeEncodeError:  # the stream's encoding, that of the locale, lacks some letters
+            encoding = getattr(self._stream, "encoding", None) or "ascii"
+            escaped = (text.encode(encoding, "backslashreplace").decode(encoding) for text in arguments)
+            return getattr(self._stream, name)(*escaped)
         except ValueError:  # it is closed
             pass
         return None
-
-    def _encodable(self, text: str) -> str:
-        """Return a text with escapes for letters that the stream's encoding (that of the locale) lacks."""
-        encoding = getattr(self._stream, "encoding", None) or "ascii"
-        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     def forsake(self) -> None:
         """Redirect the stream to the null device: at exit Python would flush it again, fail, and exit with code 120."""
@@ -134,11 +131,7 @@ def measured(value: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Put rows of cells in columns, each as wide as its widest cell.
-
-    If `width` is given, the columns are split into blocks of at most that width, one below the other, each with the
-    first column. A first column wider than half the width, and other cells wider than the rest, are cut.
-    """
+    """Put rows of cells in columns; if `width` is given, in blocks of at most that, each with the first column."""
     if width is not None:
         return _in_blocks(rows, width)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -147,6 +140,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
 
 
 def _in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
+    # A first column wider than half the width, and other cells wider than the rest, are cut.
     first = min(max(len(row[0]) for row in rows), max(width // 2, 8))
     rest = max(width - first - 2, 8)
     rows = [[cut_middle(row[0], first), *(cut_middle(cell, rest) for cell in row[1:])] for row in rows]

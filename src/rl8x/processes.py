@@ -24,10 +24,7 @@ def python_process(*words: str, variables: Mapping[str, str] | None = None) -> d
 
 
 def guarded(command: Sequence[str], variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Like `python_process`, for a process that runs a command, and ends it on a signal or when this process ends.
-
-    All processes that the command has started end with it; a server alone might leave some of them on its port.
-    """
+    """Like `python_process`, for a command that, with all it started, ends on a signal or when this process ends."""
     code = f"from {__name__} import guard; guard()"
     return python_process("-c", code, str(os.getpid()), *command, variables=variables)
 
@@ -94,10 +91,7 @@ def own_variables() -> dict[str, str]:
 
 
 def _path() -> list[str]:
-    """Return this process's module search path, without the working directory unless PYTHONPATH names it.
-
-    The working directory also stays if rl8x itself lies in it.
-    """
+    """Return this process's search path; the working directory only if PYTHONPATH names it or rl8x is there."""
     named = {_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     here = None
     with contextlib.suppress(OSError):  # it was removed
@@ -122,7 +116,8 @@ def tolerate_warnings() -> None:
     """Remove filters that make warnings errors, except for rl8x's own warnings: libraries warn about each other."""
     import warnings
 
-    kept = [each for each in warnings.filters if each[0] != "error" or _names_us(each[3])]
+    own = [str(getattr(each[3], "pattern", each[3])).startswith("rl8x") for each in warnings.filters]
+    kept = [each for each, is_own in zip(warnings.filters, own, strict=True) if each[0] != "error" or is_own]
     warnings.resetwarnings()
     warnings.filters[:] = kept  # type: ignore[index] # a list, typed as a sequence
 
@@ -132,10 +127,6 @@ def forget_errors() -> None:
     sys.warnoptions[:] = filter(_without_errors, sys.warnoptions)
     if "PYTHONWARNINGS" in os.environ:
         os.environ["PYTHONWARNINGS"] = _without_errors(os.environ["PYTHONWARNINGS"])
-
-
-def _names_us(module: Any) -> bool:
-    return str(getattr(module, "pattern", module)).startswith("rl8x")
 
 
 def _without_errors(kinds: str) -> str:

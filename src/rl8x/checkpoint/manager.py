@@ -51,7 +51,7 @@ class CheckpointManager:
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
         self._tracker = tracker
         self._newest: str | None = None  # the newest checkpoint in the folder that this trainer knows of
-        self._left: frozenset[str] = frozenset()  # checkpoints after the one that the run was resumed from
+        self.left: frozenset[str] = frozenset()  # newer checkpoints than the one that the run was resumed from
         self._lock: FolderLock | None = None
         self._thread: threading.Thread | None = None
         self._written: Path | None = None
@@ -162,11 +162,6 @@ class CheckpointManager:
             return False
         return any(path.name > self._newest for path in listed(self._directory))
 
-    @property
-    def resumed_from_older(self) -> bool:
-        """Whether the run was resumed from an older checkpoint, so that newer ones no longer belong to it."""
-        return bool(self._left)
-
     def superseded_error(self) -> CheckpointError:
         """Return the error for a trainer whose run another process has continued."""
         return CheckpointError(
@@ -210,7 +205,7 @@ class CheckpointManager:
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
         self._newest = newest.name if same else None
         later = (path.name for path in listed(folder) if checkpoint.path.name < path.name <= newest.name)
-        self._left = frozenset(later) if same else frozenset()
+        self.left = frozenset(later) if same else frozenset()
 
     # -- writing and reading
 
@@ -311,7 +306,7 @@ class CheckpointManager:
         """Read the newest valid checkpoint of this run, without those that it left by a resume; None if none."""
         self.wait()
         for checkpoint in () if self.directory is None else files.good(self.directory):
-            if checkpoint.metadata["run"]["key"] == self.key and checkpoint.path.name not in self._left:
+            if checkpoint.metadata["run"]["key"] == self.key and checkpoint.path.name not in self.left:
                 self._shared = checkpoint.path
                 return checkpoint
         return None

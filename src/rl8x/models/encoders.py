@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rl8x.models.layers import HIDDEN_GAIN, check_sizes
 from rl8x.models.layers import activation as make_activation
 from rl8x.names import unknown_name
-from rl8x.spaces import describe_space, leaves
+from rl8x.spaces import describe_space, leaves, without_parts
 
 
 class FlatObservations(nn.Module):
@@ -93,10 +93,9 @@ def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: 
     for name in critic_obs:
         if name not in space.spaces:
             raise ValueError(unknown_name("part", name, space.spaces, " of the observation in `critic_obs`"))
-    rest = {name: part for name, part in space.spaces.items() if name not in critic_obs}
-    if not rest:
+    if not space.spaces.keys() - critic_obs:
         raise ValueError("`critic_obs` leaves the actor nothing to see; it names every part of the observation.")
-    return spaces.Dict(rest)
+    return without_parts(space, critic_obs)
 
 
 def visible_columns(

@@ -380,7 +380,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             if self.checkpoints.begin() is not None:
                 self.record.tag_checkpoints()
             if run.steps == 0 or ranks().first(
-                "whether the run was resumed from an older checkpoint", self.checkpoints.resumed_from_older
+                "whether the run was resumed from an older checkpoint", bool(self.checkpoints.left)
             ):
                 # Save before the first tracked row, so that the newest checkpoint always belongs to this course.
                 self._save_at_once(run)
@@ -743,10 +743,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self._measure_anew(before == now or bool([*unwritable_in(before)]), True)  # an unwritable one is assumed equal
 
     def _load_rank(self, state: Mapping[str, Any], *, evaluates: bool) -> None:
-        """Restore this rank's state from a checkpoint; a rank that was not saved joins with rank 0's learned state.
-
-        The evaluations' state is restored only if it `evaluates` in the same copies.
-        """
+        """Restore this rank's state, or rank 0's learned one; that of evaluations only if they have the same copies."""
         saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
         warn_of_other_number(num_ranks(state), self.algorithm)
         if ranks().rank < num_ranks(state):
