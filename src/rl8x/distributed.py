@@ -318,10 +318,7 @@ def ranks() -> Ranks:
 
 
 def sum_over_ranks(*tensors: Tensor) -> list[Tensor]:
-    """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce.
-
-    With one rank they are the tensors themselves. Programs cannot wait for other processes, so call it between them.
-    """
+    """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce, for which programs cannot wait."""
     if _PRESENT.size == 1:
         return list(tensors)
     total = _PRESENT.sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))

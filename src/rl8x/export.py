@@ -3,18 +3,9 @@
     from rl8x.export import export_policy
     print(export_policy(policy, "policy.onnx"))
 
-A program takes a dict of tensors by name and returns one, the same names in each format:
-
-    obs, obs/<part>         observations, [batch, *obs]; parts that only a critic sees are absent
-    state/<name>            the policy's memory, [batch, *]; at first zeros
-    starts                  where an observation begins an episode, [batch], bool; with a memory alone
-    noise                   random numbers for sampling, [batch, num_noise] float32; with `sampled` alone
-
-    actions, actions/<part> actions for the environment, [batch, *action]
-    next_state/<name>       the memory for the next call
-
-Programs include observation normaliser, action mask, scaling and clipping. The batch may have any size; if agents have
-weights of their own, it has the observations of all agents, one agent after the other.
+A program takes a dict of tensors by name and returns one; docs/export.md lists the names, the same in each format. It
+includes observation normaliser, action mask, scaling and clipping. The batch may have any size; if agents have weights
+of their own, it has the observations of all agents, one agent after the other.
 """
 
 from __future__ import annotations
@@ -93,7 +84,7 @@ class Export:
 
 
 class DecisionProgram(nn.Module):
-    """A policy's decision as a function of named tensors; see the module's docstring."""
+    """A policy's decision as a function of named tensors."""
 
     def __init__(self, policy: Policy, sampled: bool) -> None:
         super().__init__()

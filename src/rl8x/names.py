@@ -16,11 +16,7 @@ from typing import Any, Final
 def did_you_mean(
     name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
 ) -> str:
-    """Return " Did you mean 'this'?" with the nearest legal names, ignoring case; empty if none is near.
-
-    It has at most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`. For another
-    library's name it is the equivalent here.
-    """
+    """Return " Did you mean 'this'?" with the nearest legal names or another library's equivalent, if any."""
     legal = list(legal)
     known = called_here(name, legal, show)
     if known:

@@ -43,10 +43,8 @@ class Loader(yaml.SafeLoader):
         self._values_of: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Raise if a node is nested too deeply or too large, as 400 bytes with aliases of aliases can be.
-
-        Values and depth are counted before objects are built; Python's own depth limit changes once torch has compiled.
-        """
+        """Raise if a node is nested too deeply or too large, as 400 bytes with aliases of aliases can be."""
+        # Counted before objects are built; Python's own limit of depth changes once torch has compiled.
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
         self._depth += 1
@@ -199,10 +197,7 @@ def check_state(state: object, key: str) -> None:
 
 
 def own_values(value: Any) -> Any:
-    """Convert NumPy numbers, also within lists, tuples and dicts, to Python's, and sequences of any class to lists.
-
-    Files can hold the results. Subclasses of texts and floats become Python's own too.
-    """
+    """Convert NumPy's numbers, subclasses of texts and floats, and sequences of any class, also nested, to Python's."""
     if isinstance(value, np.generic):  # such as np.int64(64)
         return value.item()
     if isinstance(value, str):
@@ -219,10 +214,7 @@ def own_values(value: Any) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """Copy nested lists, dicts, arrays and tensors into read-only ones (tensors stay writable).
-
-    Other objects, such as modules and functions, are not copied.
-    """
+    """Copy nested lists, dicts and arrays into read-only ones, and tensors; other objects, such as modules, stay."""
     return _copied(value, frozen)
 
 

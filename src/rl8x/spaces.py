@@ -113,10 +113,7 @@ def check_bounds(space: Any, owner: str, instead: str) -> None:
 
 
 def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    """Whether a policy for one space fits the other: they are equal, except that precisions of floats may differ.
-
-    Recorded data keep a simulator's float64, which policies read as float32.
-    """
+    """Whether a policy for one space fits the other: they are equal, except that precisions of floats may differ."""
     return bool(map_spaces(one, in_float32) == map_spaces(other, in_float32))
 
 
@@ -188,11 +185,7 @@ def check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscret
 
 
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
-    """Raise unless an action mask fits the action space.
-
-    A mask has one flag for each action of a `Discrete`, for each action of the first choice of a `MultiDiscrete`, then
-    of the second, and so on, or for each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
-    """
+    """Raise unless an action mask fits the actions: a flag for each action of each choice in turn, or for each bit."""
     if isinstance(actions, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(actions))
         if not isinstance(mask, spaces.Dict | spaces.Tuple):
@@ -211,10 +204,7 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
 
 
 def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
-    """Replace actions that a mask forbids by the first legal one; forbidden bits by 0.
-
-    If a mask allows no action at all, all are legal, as in the distributions.
-    """
+    """Replace actions that a mask forbids by the first legal one, bits by 0; where it allows none, all are legal."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(space))
         return {key: only_legal(part, mask[key], parts[key]) if key in mask else part for key, part in actions.items()}
@@ -233,11 +223,8 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
 
 
 def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[Any] | None = None) -> Any:
-    """Convert the parts of nested dicts and tuples to nested dicts of tensors, `[num, *shape]` each.
-
-    A tuple becomes a dict with the keys "0", "1", ... If the element's `space` is given, it decides what has parts:
-    simulators may also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
-    """
+    """Convert nested dicts and tuples to nested dicts of tensors, `[num, *shape]` each, with keys "0", "1", ..."""
+    # A space decides what has parts: simulators may also return a `Tuple` as a list, and a `Box` as a tuple of numbers.
     if not (isinstance(element, Mapping | tuple) if space is None else isinstance(space, spaces.Dict | spaces.Tuple)):
         return convert(element)
     by_name = element if isinstance(element, Mapping) else {str(i): part for i, part in enumerate(element)}
@@ -246,10 +233,7 @@ def tree_of(element: Any, convert: Callable[[Any], Tensor], space: spaces.Space[
 
 
 def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Space[Any], Tensor], Any]) -> Any:
-    """Invert `tree_of`: return nested dicts of tensors as the dicts and tuples of a space.
-
-    `tree` has `[num, *space.shape]` tensors; `convert` gets each part that has no parts itself, and its tensor.
-    """
+    """Invert `tree_of`: return dicts of `[num, *space.shape]` tensors as the dicts and tuples of a space, converted."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return convert(space, tree)
     parts = {key: element_of(part, tree[key], convert) for key, part in named_parts(space)}
@@ -358,10 +342,7 @@ def _bound(plain: Any, infinite: float, dtype: np.dtype[Any]) -> Any:
 
 
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes of a space's elements.
-
-    Discrete numbers, such as actions, become int64 from any recorded dtype, since they are used as indices.
-    """
+    """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes of a space's elements."""
     found = {}
     for path, leaf in leaves(space):
         part = "/".join((name, *path))

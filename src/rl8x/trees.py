@@ -17,11 +17,7 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
 def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str = "it") -> Tensor:
-    """Convert a tensor, an array or lists of numbers to a tensor `[*]`; raise for anything else, called `name`.
-
-    Arrays with negative strides (a flipped picture), another byte order, or long doubles, which torch refuses, and
-    read-only arrays, of which it warns, are copied first.
-    """
+    """Convert a tensor, an array or lists of numbers to a tensor `[*]`; raise for anything else, called `name`."""
     if isinstance(value, Tensor) and not value.is_complex():
         return torch.as_tensor(value, device=device)
     try:
@@ -30,6 +26,8 @@ def as_tensor(value: Any, device: torch.device | str | None = None, *, name: str
         array = np.empty(0, object)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers; got {value!r:.60}.")
+    # A copy, if torch refuses it (negative strides, as of a flipped picture, another byte order, long doubles) or warns
+    # of it, as it is read-only.
     is_long = array.dtype == np.longdouble
     array = np.require(array, np.float64 if is_long else array.dtype.newbyteorder("="), ["C", "W", "A"])
     return torch.as_tensor(array, device=device)
@@ -100,10 +98,8 @@ def _row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def row_major(tensor: Tensor) -> Tensor:
-    """Return a tensor `[...]` with the strides of a new one: itself if it has them, else a copy.
-
-    A dimension of size 1 may have any stride, which `contiguous()` keeps; a traced graph refuses such an input.
-    """
+    """Return a tensor `[...]` with the strides of a new one: itself if it has them, else a copy."""
+    # `contiguous()` keeps any stride of a dimension of size 1, which a traced graph refuses.
     if not tensor.dim() or tensor.stride() == _row_major_strides(tensor.shape):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -27,10 +27,7 @@ def run_model(model: Model, obs: Any, state: State, starts: Tensor) -> Any:
 
 
 def check_model(model: Model, obs: Any, starts: Tensor) -> TrainingEffects:
-    """Run a model in evaluation and in training mode, check its results, and return its effects in training mode.
-
-    Neither its buffers nor torch's generators change. It is left in evaluation mode.
-    """
+    """Check a model's results in both modes; return its effects in training mode, and leave it in evaluation mode."""
     name = type(model).__name__
     state = model.initial_state(starts.shape[1])
     if state and not model.recurrent:

@@ -82,10 +82,7 @@ def _entries_with(module: str) -> list[dict[str, Any]]:
 
 
 def remember(module: ModuleType, function: str | None = None) -> None:
-    """Remember that the user trusts an imported module, and the neighbouring modules that it imports.
-
-    Nothing is remembered if the file cannot be written, or others could change it.
-    """
+    """Remember, if possible, that the user trusts an imported module, and the neighbouring modules that it imports."""
     main = None if _forgets else _file_of(module)
     if main is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return

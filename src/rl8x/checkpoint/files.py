@@ -250,11 +250,7 @@ def write(
     segments: Mapping[str, Content | None] = types.MappingProxyType({}),
     shared: Path | None = None,
 ) -> Path:
-    """Write a checkpoint of a state from `tree.copied` to a run's folder atomically; return the checkpoint's folder.
-
-    The description gets the format, the time and the versions. Segments whose content is None are taken from the
-    checkpoint `shared`, with the digests written there.
-    """
+    """Write a state from `tree.copied` atomically; segments without content are those of the checkpoint `shared`."""
     number = max((_number(path) for path in listed(directory)), default=0) + 1
     target = directory / f"{number:06d}-step-{steps}"
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"

@@ -86,10 +86,7 @@ def acting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
-    """Make the policy of a run's checkpoint, and find the factory of the environment to act in.
-
-    If `env` is None, that is the training's, or if there is none the one of the run's evaluations.
-    """
+    """Make a run's policy, and find its environment: `env`, else the training's, or without one the evaluations'."""
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
     spec, resolved = checkpoint.spec, checkpoint.metadata["resolved"]

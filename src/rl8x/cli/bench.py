@@ -208,10 +208,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train a job's `run` for `seconds` after the first iteration, without evaluations and checkpoints.
-
-    Return the measurements; or `error`, the reason for a failure in one line, and `mistake`, whether the user made it.
-    """
+    """Return the measurements of a job's `run`; or `error`, a line, and `mistake`, whether the user made it."""
     trainer = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -301,10 +298,7 @@ def _iterate(trainer: Trainer, run: RunSpec, *, until_updated: bool) -> dict[str
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Aggregate the passes of each mode and precision: medians, and the range of their rates.
-
-    The range of a single pass is that of its iterations. A mode with a failed pass has its `error`.
-    """
+    """Aggregate the passes of each mode and precision: medians, the range of rates, the `error` of a failed pass."""
     summaries = []
     for mode, precision in dict.fromkeys((row["execution"], row["precision"]) for row in rows):
         cell = [row for row in rows if (row["execution"], row["precision"]) == (mode, precision)]
@@ -315,7 +309,7 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if good:
             first = good[0]
             rates = [row["transitions_per_s"] for row in good]
-            if len(good) == 1:
+            if len(good) == 1:  # the range of its iterations
                 rates = [first["transitions"] / first[name] for name in ("slowest_s", "fastest_s")]
             summary |= {"passes": len(good), "unit": first["unit"], "transitions": first["transitions"]}
             summary |= {"lowest": min(rates), "highest": max(rates)}

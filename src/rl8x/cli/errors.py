@@ -57,15 +57,12 @@ tracking_uri = click.option("--tracking-uri", metavar="URI", help="Where the run
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether rl8x raised an exception to reject a user's input, rather than it being a bug of rl8x or of user code.
-
-    Errors raised in torch or in a user's own environment need their traceback to be understood. An `ImportError` of
-    rl8x says what to install.
-    """
+    """Whether rl8x raised an exception to reject a user's input, rather than it being a bug of rl8x or of user code."""
     # Python sets the `name` of a failed import; our own errors, which say what to install, have none.
     missing = type(error) is ImportError and error.name is None
     if not (missing or isinstance(error, ValueError | TypeError)):
         return False
+    # Errors raised in torch or in a user's own environment need their traceback to be understood.
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
 

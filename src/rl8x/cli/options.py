@@ -239,10 +239,7 @@ def stop_specs(stop: Sequence[str]) -> list[Any]:
 
 
 def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec:
-    """Make a run from the parameters of a `RunCommand`, and stop conditions, which replace the file's.
-
-    Names on the command line may import their modules; names in a file may only with `--trust`.
-    """
+    """Make a run from the parameters of a `RunCommand`, and stop conditions, which replace the file's."""
     options = {name: value for name, value in parameters.items() if name not in _OF_THE_COMMAND}
     words, typed = [word for word in parameters["words"] if "=" in word], _typed(parameters)
     envs = [word for word in parameters["words"] if "=" not in word]
@@ -252,6 +249,7 @@ def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunSpec
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
     data, conditions = _file_data(parameters), stop_specs(stop)
+    # Names on the command line may import their modules; names in a file may only with `--trust`.
     trusted: Trust = parameters["trust"] or frozenset(texts([envs, typed, conditions, options]))
     find_modules_here(trusted)
     hyperparameters = {name: value for name, value in options.items() if name not in _RUN_KEYS}

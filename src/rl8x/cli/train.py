@@ -175,10 +175,7 @@ def make_trainer(source: str | Path, **options: Any) -> Trainer:
 
 
 def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
-    """Make the trainer of `rl8x train --resume`; None if `"auto"` finds no run to resume.
-
-    `run` builds the algorithm, which must match the saved one. It sets the options of the trainer and its next `run()`.
-    """
+    """Make the trainer of `rl8x train --resume`, with the options of `run`; None if `"auto"` finds no run."""
     from rl8x.checkpoint import Checkpoints, find, listed
     from rl8x.checkpoint.load import find_unfinished
     from rl8x.tracking.location import locate
@@ -207,11 +204,7 @@ def resumed(run: RunSpec, source: str, *, trust: bool) -> Trainer | None:
 
 
 def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:
-    """Run a trainer and return the exit code; print the results, and why it stopped if `progress` is `"none"`.
-
-    Illegal input that `run` rejects before the first step is the user's mistake; later errors are bugs. Unless
-    `progress` is `"none"`, the trainer itself prints why it stopped, where the run is and how to continue it.
-    """
+    """Run a trainer and return the exit code; print the results, and if `progress` is `"none"` why it stopped, too."""
     from rl8x.tracking import MLflowTracker
     from rl8x.tracking.shipping import end_unused
 
@@ -231,7 +224,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
             ended = f"the run has come to its end ({stats.stop_reason})"
             say(f"rl8x: nothing was trained: {ended}. To train more, resume it with {more}", err=True)
         _summarize(stats, trainer.train_step.evaluated_at)
-    except Exception as error:
+    except Exception as error:  # what is rejected before the first step is the user's mistake; later errors are bugs
         if trainer.state == before and (isinstance(error, _IMPOSSIBLE) or is_users_mistake(error)):
             raise UserError(str(error)) from error
         raise

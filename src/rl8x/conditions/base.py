@@ -1,12 +1,8 @@
 """The base class of conditions, their registry and composition, and checks of conditions that users give.
 
-A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while no episode has ended.
-NaN counts as missing, too. A condition then has no verdict, `None`, which is *not met*, also under `~`: a metric that
-was not measured never stops a run. `&` and `|` follow Kleene's three-valued logic.
-
-Rows keep the latest `eval/*` values between evaluations. A row's attribute `fresh`, a set of names, may say which of
-its `eval/*` metrics are new; without the attribute all are. Conditions that count, like `Plateau`, count fresh values
-only.
+A condition has no verdict, `None`, on a row that lacks a metric that it needs, or has NaN there. That is *not met*,
+also under `~`; `&` and `|` follow Kleene's three-valued logic. A row's attribute `fresh`, a set of names, may say which
+of its `eval/*` metrics are new, as rows keep the latest ones: conditions that count, like `Plateau`, count those only.
 """
 
 from __future__ import annotations

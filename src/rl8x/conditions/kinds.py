@@ -83,10 +83,7 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when `_holds` was true for `patience` fresh values in a row, after the first `after`.
-
-    A value that is not finite may complete the count; otherwise it gives no verdict.
-    """
+    """A condition that is met when `_holds` was true for `patience` fresh values in a row, after the first `after`."""
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 0.0, atol: float = 0.0, after: int = 0) -> None:
         super().__init__(name)

@@ -1,17 +1,8 @@
 """Conditions as plain data and as texts, for run files and the command line.
 
-stop_conditions:
-  - hits_upper_bound: {name: env/steps, bound: 1000000}
-  - all:
-      - plateau: {name: episodes/returns/mean, patience: 20}
-      - not: {hits_lower_bound: [episodes/returns/mean, 100]}
-  - wall_time: 2h
-  - eval/returns/mean >= 475 and not (losses/vf > 1 or env/steps < 5e4)
-
-The last entry is a text with comparisons in Python's syntax, with `and`, `or`, `not` and parentheses. A comparison has
-a metric on one side and a number on the other. A metric's name may contain spaces; a name with a word such as `and` or
-with other special characters needs quotes. A text becomes conditions of the kinds above, which checkpoints and the
-reason for stopping show.
+A text has comparisons in Python's syntax, with `and`, `or`, `not` and parentheses. A comparison has a metric on one
+side and a number on the other. A metric's name may contain spaces; a name with a word such as `and` or with other
+special characters needs quotes. A text becomes conditions of the built-in kinds, which checkpoints and reasons show.
 """
 
 from __future__ import annotations

@@ -216,11 +216,7 @@ class Layer(NamedTuple):
 
 
 def plain_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
-    """Return the layers of a perceptron, or of a stack, that `perceptron` can apply to x, `[rows, inputs]`.
-
-    None if the modules must be called instead: on another precision or device, while tracing, or if one of them is not
-    a plain linear layer, ReLU or tanh without hooks.
-    """
+    """Return the layers that `perceptron` can apply to x, `[rows, inputs]`; None if the modules must be called."""
     direct = x.device.type == "cpu" and x.dtype == torch.float32
     if not direct or torch.is_autocast_enabled("cpu") or private.is_traced():
         return None

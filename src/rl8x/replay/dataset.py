@@ -421,13 +421,11 @@ def _check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
 
 
 def _with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give each row the observation, or the action, of the row after it, as `next_*`.
-
-    The last row of an episode that did not terminate is left out; the row before it ends the episode as if truncated.
-    """
+    """Give each row the observation, or the action, of the row after it, as `next_*`; leave out rows without one."""
     terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
     unknown = ~terminated & ends
     unknown[-1] = ~terminated[-1]
+    # The row before one that is left out ends the episode, as if truncated.
     cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
     if unknown.all():
         raise ValueError(

@@ -76,12 +76,9 @@ class NStep:
         return rows
 
     def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return sums of rewards, discounts, and the flat index of each sum's last step, `[complete, num_envs]`.
-
-        For n = 1, sums and discounts are of the whole block, and the index, which is the slot itself, is None.
-        """
+        """Return sums of rewards, discounts, and the flat index of each sum's last step, `[complete, num_envs]`."""
         rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
-        if self.n == 1:
+        if self.n == 1:  # of the whole block, and no index, which would be the slot itself
             return rewards, torch.full_like(rewards, self.gamma).masked_fill_(terminated, 0.0), None
         ends, valid = terminated | block[keys.TRUNCATED], block.get(keys.VALID)
         returns = rewards[:complete]

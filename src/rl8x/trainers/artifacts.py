@@ -104,10 +104,8 @@ def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def model_metrics(latest: Mapping[str, Any], counters: Mapping[str, int], best: str | None = None) -> dict[str, float]:
-    """Return the finite mean returns and episode metrics in a `TrainStep`'s state, and the metric `best`.
-
-    Evaluations count only if they were made after the last step, as earlier ones measured another policy.
-    """
+    """Return the finite mean returns and episode metrics in a `TrainStep`'s state, and the metric `best`."""
+    # An evaluation before the last step measured another policy.
     evaluation, is_of_this = latest["eval_row"], latest["evaluated_at"] == counters[keys.STEPS]
     own = {name: value for name, value in latest["row"].items() if name not in evaluation}
     row = {**own, **evaluation} if is_of_this else own

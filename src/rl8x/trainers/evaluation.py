@@ -250,10 +250,7 @@ class Evaluations:
         return self._came_with if trained is None else trained.parameter_state.next.config
 
     def are_alike(self, env_config: Any, eval_config: Any) -> tuple[bool, bool]:
-        """Whether evaluations, and training, keep their configuration if a run has these checked ones.
-
-        A function counts as the configuration until now, and a schedule as its first point.
-        """
+        """Whether evaluations, and training, keep their configuration; a function counts as the one until now."""
         trained, until_now, steered = self._algorithm.env, self.next_config, callable(env_config)
         training = until_now if env_config is None or steered else env_config
         trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)

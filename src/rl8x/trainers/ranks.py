@@ -44,11 +44,7 @@ def interruption(error: BaseException) -> str:
 
 
 class SignalGuard:
-    """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it.
-
-    Handlers are installed in the main thread only, as Python requires. A signal that the process ignores stays ignored,
-    such as SIGINT in a background job of a shell script, or SIGHUP under `nohup`.
-    """
+    """Notes signals within a block: SIGINT, SIGTERM and SIGHUP end the run, SIGUSR1 saves it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.stop: signal.Signals | None = None  # the first that asked the run to end
@@ -57,10 +53,11 @@ class SignalGuard:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalGuard:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # Python allows no other
             for name in _SIGNALS:
                 number = getattr(signal, name, None)
-                # A handler that is None was not installed by Python, and could not be restored.
+                # Ignored ones stay so, as SIGINT in a shell's background job or SIGHUP under `nohup`. A handler that is
+                # None was not installed by Python, and could not be restored.
                 if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
         return self
@@ -92,10 +89,7 @@ class SignalGuard:
 
 
 def end_saved(parent: int, stop: Path, patience_s: float) -> None:
-    """Save the training and end this process once its parent is gone or the file `stop` exists.
-
-    Call it in a thread.
-    """
+    """Save the training and end this process, from a thread, once its parent is gone or the file `stop` exists."""
     while os.getppid() == parent and not stop.exists():
         time.sleep(0.2)
     until = time.monotonic() + patience_s

@@ -147,10 +147,7 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
 
 
 def _tracker(run: Tracked, folder: Path, *, trust: bool) -> Tracker:
-    """Make a tracker of the same kind for the run's store, or for the store that the user has set.
-
-    A store that only the checkpoint names needs `trust`.
-    """
+    """Make a tracker of the same kind for the store that the user has set, else the run's, which may need `trust`."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
     if run["tracker"] == "MemoryTracker":

@@ -330,10 +330,7 @@ def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> 
 def returned_metrics(
     callback: Callback, returned: object, evaluated: Mapping[str, float], row: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return a callback's metrics: those it returned, and declared ones from evaluations that it made.
-
-    It need not declare metrics of these evaluations to return them. Undeclared new metrics, or False, cause a warning.
-    """
+    """Return a callback's metrics: returned ones, and declared ones of its evaluations; warn of undeclared new ones."""
     declared, called = declared_metrics(callback), callback_name(callback)
     if not declared:
         meant = None
