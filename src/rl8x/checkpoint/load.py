@@ -304,24 +304,20 @@ def _best(folder: Path) -> Checkpoint:
     """Read the best checkpoint of a run's folder; look again if the run, which may go on, has changed what is there."""
     paths = files.listed(folder)
     try:
-        return _best_of(paths, folder)
+        described = {path: files.describe(path) for path in paths}
+        best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
+        # After a resume from an older checkpoint, later best checkpoints no longer belong to the run.
+        known = files.read(paths[-1]).state["best"]
+        if known is None or known["steps"] not in best:
+            raise CheckpointError(
+                f"no checkpoint in {folder} is the best of a metric: train with a metric to save by, such as "
+                "checkpoints={'best': 'eval/returns/mean'}, or take the last"
+            )
+        return files.read(best[known["steps"]])
     except CheckpointError:
         if files.listed(folder) == paths:
             raise
         return _best(folder)
-
-
-def _best_of(paths: list[Path], folder: Path) -> Checkpoint:
-    described = {path: files.describe(path) for path in paths}
-    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about["is_best"]}
-    # After a resume from an older checkpoint, later best checkpoints no longer belong to the run.
-    known = files.read(paths[-1]).state["best"]
-    if known is None or known["steps"] not in best:
-        raise CheckpointError(
-            f"no checkpoint in {folder} is the best of a metric: train with a metric to save by, such as "
-            "checkpoints={'best': 'eval/returns/mean'}, or take the last"
-        )
-    return files.read(best[known["steps"]])
 
 
 def _folder_of_run(run: str) -> Path:
