@@ -2,6 +2,7 @@ import os
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from tests.forks import need_gradients_in_forks
@@ -11,7 +12,8 @@ from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.ranks import SignalGuard
+from rl8x.trainers.ranks import SignalGuard, agree
+from rl8x.trainers.rows import TrainStats
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,18 @@ def test_usr1_saves_and_goes_on_or_says_that_nothing_is_saved(tmp_path, capfd):
     assert trainer.tracker.status == "FINISHED"
     make(trainer={"callbacks": [sends(signal.SIGUSR1, 1)]}).run(max_steps=2, progress="lines")
     assert "nothing saved: checkpoints are off" in capfd.readouterr().err
+
+
+def test_a_signal_to_save_that_comes_while_ranks_share_counts_after_the_next_step(monkeypatch):
+    guard, arrives = SignalGuard(), iter([True, False, False])
+
+    def share(_, decision):
+        shared = [[*decision], [None, None, False, False]]
+        guard.save = guard.save or next(arrives)
+        return shared
+
+    monkeypatch.setattr("rl8x.trainers.ranks.ranks", lambda: SimpleNamespace(size=2, share=share))
+    assert [agree(TrainStats({}), guard, saves=False)[2] for _ in range(3)] == [False, True, False]
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path):

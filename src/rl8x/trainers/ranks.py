@@ -48,7 +48,7 @@ class SignalGuard:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.stop: signal.Signals | None = None  # the first that asked the run to end
-        self.save = False  # whether a checkpoint was asked for; reset when it is written
+        self.save = False  # whether a checkpoint was asked for since the last `agree`
         self.quiet = quiet
         self._before: dict[signal.Signals, Any] = {}
 
@@ -180,12 +180,15 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 # -- decisions
 
 
-def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, bool]:
-    """Share the decisions of all ranks after a step; return whether a signal ends the run, and whether to save."""
+def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, bool, bool]:
+    """Share all ranks' decisions after a step: whether a signal ends the run, whether to save, and if a signal asks."""
+    asked = signals.save  # another signal, which may come while ranks share, counts after the next step
+    if asked:
+        signals.save = False
     if ranks().size == 1:
-        return signals.stop is not None, saves
+        return signals.stop is not None, saves, asked
     stop = None if signals.stop is None else int(signals.stop)
-    decisions = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
+    decisions = ranks().share("what follows a step", [stats.stop_reason, stop, asked, saves])
     reasons = [reason for reason, _, _, _ in decisions]
     rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
     if rank is not None:
@@ -194,8 +197,7 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, b
     stops = [number for _, number, _, _ in decisions if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])
-    signals.save = any(asked for _, _, asked, _ in decisions)
-    return bool(stops), decisions[0][3] or signals.save
+    return bool(stops), decisions[0][3], any(asked for _, _, asked, _ in decisions)
 
 
 def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:

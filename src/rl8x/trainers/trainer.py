@@ -468,14 +468,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
     def _save(self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False) -> None:
         """Agree with the other ranks on how to go on; save if rank 0 or a signal asks for it, or the run ends."""
-        run.is_interrupted, saves = agree(stats, run.signals, saves)
+        run.is_interrupted, saves, asked = agree(stats, run.signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
-        elif saves or run.signals.save:
+        elif saves or asked:
             self.record.save(self.state_dict(), run, is_best=is_best)
-            if run.signals.save:
-                run.signals.save = False
+            if asked:
                 path = self.checkpoints.wait()
                 run.reporter.say("nothing saved: checkpoints are off" if path is None else f"saved {shown_path(path)}")
 
