@@ -36,11 +36,9 @@ def is_own_file(path: Path) -> bool:
 
 
 def exposure(folder: Path) -> str | None:
-    """Say who else could change files in a folder, or replace the folder; None if only this user and root can.
-
-    Above the folder, a sticky bit is enough to keep others from replacing it, and this user's own group may write, as
-    the umask of many systems allows. In a container root may have another ID: that of the owner of `/`.
-    """
+    """Say who else could change files in a folder, or replace the folder; None if only this user and root can."""
+    # Above the folder, a sticky bit is enough to keep others from replacing it, and this user's own group may write, as
+    # the umask of many systems allows. In a container root may have another ID: that of the owner of `/`.
     real = Path(os.path.realpath(folder))
     for path in (real, *real.parents):
         about, inside = path.stat(), path is real

@@ -107,11 +107,9 @@ class Ranks:
         self._began = True
 
     def _keep_to_own_processors(self) -> None:
-        """Keep this process's threads to its share of the machine's processors, as Open MPI does by default.
-
-        Ranks wait for each other at each update, and waking threads move between processors: two ranks on two
-        processors took a fifth longer. A user's choice of processors (`taskset`, a container) is kept.
-        """
+        """Keep this process's threads to its share of the machine's processors, as Open MPI does by default."""
+        # Ranks wait for each other at each update, and waking threads move between processors: two ranks on two
+        # processors took a fifth longer. A user's choice of processors (`taskset`, a container) is kept.
         if not hasattr(os, "sched_setaffinity"):
             return
         allowed = sorted(os.sched_getaffinity(0))

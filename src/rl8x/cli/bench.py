@@ -341,11 +341,9 @@ def render(summary: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line with the fastest mode, and after how many transitions it has made up for its compilation.
-
-    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`. So it breaks
-    even with eager at `n = 1 + (first' - first) / (each - each')`.
-    """
+    """Return a line with the fastest mode, and after how many transitions it has made up for its compilation."""
+    # n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`. So it breaks
+    # even with eager at `n = 1 + (first' - first) / (each - each')`.
     measured = {(row["execution"], row["precision"]): row for row in summary if "transitions_per_s" in row}
     if not measured:
         return "No mode could be measured."

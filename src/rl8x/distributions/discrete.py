@@ -169,11 +169,8 @@ def pick(log_probs: Tensor, index: Tensor) -> Tensor:
 
 
 def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row the first choice whose cumulative probability exceeds the uniform number.
-
-    The threshold is `uniform * total`, with the total as summed here: despite rounding it is below the total, so that
-    the index is always in range.
-    """
+    """Return for each row the first choice whose cumulative probability exceeds the uniform number."""
+    # The threshold is `uniform * total`, with the total as summed here: despite rounding the index is in range.
     probs = log_probs.detach().float().exp()
     uniform = uniform.clamp(max=LARGEST_UNIFORM)
     if probs.shape[-1] > _UNROLLED_CHOICES:

@@ -19,17 +19,14 @@ from rl8x.spaces import describe_space, leaves, without_parts
 
 
 class FlatObservations(nn.Module):
-    """Lay an observation out as one vector of float32, `[..., *obs]` to `[..., width]`.
-
-    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1]; `Discrete` and parts of `MultiDiscrete` are
-    one-hot; parts of a `Dict` or a `Tuple` are joined in its order. Where `is_vector`, `obs.float()` does the same.
-    """
+    """Lay an observation out as one vector of float32, `[..., *obs]` to `[..., width]`; see `_flattened`."""
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__()
         self.leaves = leaves(space)
         self.leaf_widths = [_width(leaf) for _, leaf in self.leaves]
         self.width = sum(self.leaf_widths)
+        # Then `obs.float()` does the same.
         self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
@@ -60,7 +57,7 @@ def _width(space: gymnasium.Space[Any]) -> int:
 
 
 def _flattened(space: gymnasium.Space[Any], obs: Tensor) -> Tensor:
-    """Return an observation without parts, `[..., *obs]`, as one vector, `[..., width]`, float32."""
+    """Return an observation without parts as one vector, `[..., width]`: one-hot, uint8 in [0, 1], or as it is."""
     if isinstance(space, spaces.Discrete):
         return _one_hot(obs - int(space.start), int(space.n))
     assert space.shape is not None
