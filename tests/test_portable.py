@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.q_values import QPolicy
 from rl8x.replay.dataset import Dataset
+from rl8x.spaces import leaves, space_to_plain, tree_of
+from rl8x.trees import flatten_tree
 
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(np.float32([-2, 0]), np.float32([2, 1]))
@@ -82,15 +85,46 @@ def test_a_saved_policy_acts_as_it_did(name, tmp_path):
         assert torch.equal(policy.values(obs, state, starts), loaded.values(obs, state, starts))
 
 
-def test_parts_keep_the_order_in_which_the_model_reads_and_the_distribution_writes_them():
-    """Gymnasium sorts the keys of a plain dict, and no others."""
-    parts = [("wide", Box(-1, 1, (3,), np.float32)), ("narrow", Box(-1, 1, (1,), np.float32))]
-    policy = Policy(Dict(parts), Dict(parts), model_config={**SMALL, "policy_gain": 10.0})
-    assert [key for key, _ in parts] == list(policy.observation_space)
-    loaded = Policy.from_bytes(policy.to_bytes())
-    obs = {"wide": random_rows(5)[:, :3], "narrow": random_rows(5, seed=1)[:, :1]}
-    mine, theirs = policy.decide(obs).actions, loaded.decide(obs).actions
-    assert all(np.array_equal(mine[key], theirs[key]) for key, _ in parts)
+def flat_arrays(actions):
+    return flatten_tree("", tree_of(actions, torch.as_tensor))
+
+
+class InTurn(MLPModel):
+    """A model of a user's, which takes the parts of observations in turn, as the space has them."""
+
+    def __init__(self, space, num_features, **options):
+        super().__init__(
+            Box(-1, 1, (sum(math.prod(leaf.shape) for _, leaf in leaves(space)),)), num_features, **options
+        )
+
+    def trunk_inputs(self, obs, state, starts):
+        return super().trunk_inputs(torch.cat([*flatten_tree("", obs).values()], -1), state, starts)
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm", InTurn])
+def test_parts_of_spaces_and_of_observations_may_come_in_any_order(model):
+    """Gymnasium sorts the keys of a plain dict and no others, and two orders are equal to it."""
+    boxes = [(name, Box(-1, 1, (2,), np.float32)) for name in ("b", "a", "c")]
+    many = Tuple([box for _, box in boxes] * 4)
+    both = [("z", Dict(boxes)), *boxes, ("t", many)], [("t", many), *boxes[::-1], ("z", Dict(boxes[::-1]))]
+    config = {"hidden_size": 8} if model == "lstm" else {"hidden_sizes": [8]}
+    options = {"model": model, "model_config": config | {"policy_gain": 10.0}, "normalize_observations": True}
+    first, second = (Policy(Dict(parts), Dict(parts), **options) for parts in both)
+    assert list(first.observation_space) == list(second.observation_space)[::-1]
+    assert space_to_plain(first.observation_space) == space_to_plain(second.observation_space)
+    for moments in first.obs_moments.values():
+        moments.update(torch.randn(50, 2))
+    second.load_state_dict(first.state_dict())
+    obs = Dict(both[0], seed=1).sample()
+    turned = dict(reversed(obs.items())) | {"z": dict(reversed(obs["z"].items()))}
+    wanted = flat_arrays(first.decide(obs).actions)
+    for policy in (first, second, Policy.from_bytes(first.to_bytes())):
+        for given in (obs, turned):
+            found = flat_arrays(policy.decide(given).actions)
+            rows = tree_of(given, lambda part: torch.as_tensor(part)[None])  # as an environment gives them
+            acted = flatten_tree("", policy.act(rows, policy.initial_state(1), torch.ones(1).bool()).actions)
+            assert all(torch.equal(found[name], part) for name, part in wanted.items())
+            assert all(torch.equal(acted[name][0].clamp(-1, 1), part) for name, part in wanted.items())
 
 
 def test_deciding_is_acting_clipped_and_as_the_environment_wants_it():

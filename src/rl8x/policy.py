@@ -29,7 +29,15 @@ from rl8x.names import resolved_arguments
 from rl8x.output import shown
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
-from rl8x.spaces import check_mask, critic_only, space_from_plain, space_to_plain, without_parts
+from rl8x.spaces import (
+    check_mask,
+    critic_only,
+    map_spaces,
+    space_from_plain,
+    space_to_plain,
+    tree_of,
+    without_parts,
+)
 from rl8x.trees import Tree, as_tensor, first_tensor, flatten_tree, tree_map
 from rl8x.trials import check_distribution, check_model, run_model
 
@@ -151,7 +159,7 @@ class Policy(nn.Module):
         self.masked = self.inputs_space is not observation_space
         self.hidden = tuple(hidden)
         self.model_is_made = not isinstance(model, Model)
-        model_space = without_parts(self.inputs_space, self.hidden)
+        model_space = map_spaces(without_parts(self.inputs_space, self.hidden), lambda part: part)  # sorted by key
         if isinstance(observation_space, spaces.Dict) and self.masked:
             if len(observation_space.spaces) == 1:
                 raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
@@ -413,7 +421,7 @@ class Policy(nn.Module):
         mask = None
         if self.masked:
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
-            obs = {name: part for name, part in obs.items() if name != ACTION_MASK}
+        obs = tree_of(obs, lambda part: part, self.inputs_space)  # in one order, whichever they came in
         if self.obs_moments is not None:
             obs = self.obs_moments.normalize(obs)
         return obs, mask

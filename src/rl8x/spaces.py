@@ -64,9 +64,12 @@ def without_parts(space: spaces.Space[Any], names: Collection[str]) -> spaces.Sp
 
 
 def named_parts(space: Nested) -> list[tuple[str, spaces.Space[Any]]]:
-    """Return the parts of a `Dict` or `Tuple` space with their keys; a `Tuple`'s are "0", "1", ..."""
+    """Return the parts of a `Dict` or `Tuple` space with their keys; a `Tuple`'s are "0", "1", ...
+
+    Those of a `Dict` are sorted by key, as two of other orders are equal to Gymnasium: networks fit both.
+    """
     if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
+        return sorted(space.spaces.items(), key=lambda part: str(part[0]))
     return [(str(i), part) for i, part in enumerate(space.spaces)]
 
 
@@ -305,9 +308,8 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     """Invert `space_to_plain`: return the space for its plain data."""
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
-        parts = [(key, space_from_plain(part)) for key, part in plain["parts"]]
-        # Gymnasium sorts the keys of a plain dict, but a model's inputs and features are in the space's order.
-        return AsymmetricDict(dict(parts), critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
+        parts = {key: space_from_plain(part) for key, part in plain["parts"]}
+        return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
     if kind == "Discrete":

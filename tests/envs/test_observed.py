@@ -12,7 +12,7 @@ from tests.envs.test_bindings import Echo
 from tests.test_policy import SMALL
 from torch import Tensor
 
-from rl8x.algorithms import BCConfig, SACConfig, TD3Config
+from rl8x.algorithms import BCConfig, PPOConfig, SACConfig, TD3Config
 from rl8x.envs import (
     Attribute,
     CartPole,
@@ -26,7 +26,7 @@ from rl8x.envs import (
 from rl8x.envs.base import Env
 from rl8x.envs.observed import ScaledParameters
 from rl8x.policy import Policy
-from rl8x.randomization import LogUniform, Uniform
+from rl8x.randomization import Adaptive, Learnable, LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record
 from rl8x.spaces import critic_only, space_from_plain, space_to_plain
@@ -62,8 +62,44 @@ def test_sides_of_a_decade_are_logarithmic_and_others_linear(default, low, high,
 # -- where they are seen
 
 
+class Turned(CartPole):
+    """Declares its parameters in another order."""
+
+    parameters = dict(reversed(CartPole.parameters.items()))  # noqa: RUF012
+
+
+ADAPTIVE = {"thresholds": (2.0, 3.0), "episodes": 2, "step": 0.1, "boundary_share": 0.9}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DRAWN,
+        {"length": Adaptive((0.4, 0.6), **ADAPTIVE), "gravity": Adaptive((9.0, 10.0), **ADAPTIVE)},
+        {"length": Learnable(DRAWN["length"], threshold=2.0), "gravity": Learnable(DRAWN["gravity"], threshold=2.0)},
+    ],
+)
+def test_parameters_may_be_declared_in_any_order(config):
+    """Noise, curricula and observations go by their names: whoever declares them otherwise resumes the same run."""
+    options = {"num_envs": 4, "horizon": 8, "num_sgd_iters": 1, "device": "cpu", "seed": 0, "execution": "eager"}
+    first, second = (
+        PPOConfig.rl8(**options, model_config=SMALL["mlp"]).build(env, observe_parameters="all", time_limit=3)
+        for env in (CartPole, Turned)
+    )
+    first.collect(env_config=config)
+    first.step()
+    second.collect(env_config=config)
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        stats = [each.collect().read() | each.step().read() for each in (first, second)]
+        assert stats[0] == stats[1]
+    for name, part in first.rollout.tensors.items():
+        assert torch.equal(part, second.rollout.tensors[name]), name
+    assert torch.equal(first.optimizers[0].weights, second.optimizers[0].weights)
+
+
 def scaled_by_hand(env: Env, values: dict[str, Tensor]) -> Tensor:
-    each = [ScaledParameters({name: one}, torch.device("cpu"))(values) for name, one in env.parameters.items()]
+    each = [ScaledParameters({name: one}, torch.device("cpu"))(values) for name, one in sorted(env.parameters.items())]
     return torch.cat(each, -1)
 
 
@@ -150,7 +186,7 @@ def test_critics_of_a_replay_see_what_the_actor_does_not(config, env):
     rows = algorithm.replay.gather(torch.arange(algorithm.replay.size))
     # What followed is of the same episode, also where a time limit truncated it and the next one has other parameters.
     torch.testing.assert_close(rows["next_obs/parameters"], rows["obs/parameters"], rtol=0, atol=0)
-    assert len(torch.unique(rows["obs/parameters"][:, 0])) > 2
+    assert len(torch.unique(rows["obs/parameters"][:, sorted(env.parameters).index(name)])) > 2
 
 
 # -- what else they go through
@@ -161,7 +197,7 @@ def test_data_sets_have_them_and_know_who_sees_them(tmp_path):
     policy = Policy(env.single_observation_space, env.single_action_space, model_config=SMALL["mlp"])
     options = {"epsilon": 0.5, "deterministic": False, "seed": 0, "env_config": DRAWN}
     dataset = record(policy, env, 24, **options).dataset
-    assert len(torch.unique(dataset.transitions["obs/parameters"][:, 3])) > 2
+    assert len(torch.unique(dataset.transitions["obs/parameters"][:, sorted(env.parameters).index("length")])) > 2
     dataset.save(tmp_path / "data")
     algorithm = BCConfig(dataset=str(tmp_path / "data"), model_config=SMALL["mlp"], batch_size=8, device="cpu").build()
     assert critic_only(Dataset.load(tmp_path / "data").observation_space) == ("parameters",)

@@ -348,7 +348,8 @@ def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
 
 def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
     """Average a function of differences of actions, `[seq_len, batch, *action]`; integers count 1 if they differ."""
-    pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
+    flat = flatten_tree("", others)
+    pairs = [(part, flat[name]) for name, part in flatten_tree("", actions).items()]
     differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
     return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)
 

@@ -50,8 +50,8 @@ class ScaledParameters:
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], device: torch.device) -> None:
-        self.names = tuple(parameters)
-        declared = parameters.values()
+        self.names = tuple(sorted(parameters))  # whichever order they are declared in
+        declared = [parameters[name] for name in self.names]
         above = [_side(each.default, each.high, 1.0) for each in declared]
         below = [_side(each.default, each.low, -1.0) for each in declared]
         # For each side: the slopes of all parameters, whether they are logarithmic, and whether they are unbounded.

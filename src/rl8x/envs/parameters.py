@@ -149,7 +149,7 @@ def resolve_config(
             )
     fixed: dict[str, ParameterDistribution] = {}
     drawn: dict[str, ParameterDistribution] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in sorted(parameters.items()):  # noise and curricula do not go by the order of declaration
         try:
             value = _within_bounds(config.get(name, Constant((parameter.default,))), parameter, num_envs, copies)
         except ValueError as error:
