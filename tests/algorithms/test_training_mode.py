@@ -5,12 +5,14 @@ import functools
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from tests.algorithms.test_conformance import build, train, weights
 from torch import nn
 
-from rl8x import NullTracker, Trainer
+from rl8x import NullTracker, Trainer, keys
+from rl8x.algorithms import PPOConfig
 from rl8x.distributed import Ranks
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.export import export_policy
 from rl8x.models import Model
 from rl8x.policy import Policy
@@ -203,6 +205,43 @@ def test_ppo_says_that_its_ratios_see_the_difference(recwarn):
         make("ppo")
 
 
+# -- what others set for the whole process
+
+
+class Learns(CartPoleEnv):
+    """Leaves gradients on, as an environment with a network of its own might."""
+
+    def step(self, action):
+        torch.set_grad_enabled(True)
+        return super().step(action)
+
+    def reset(self, **options):
+        torch.set_grad_enabled(True)
+        return super().reset(**options)
+
+
+def test_a_simulator_that_leaves_gradients_on_is_stepped_as_others_are():
+    trained = []
+    for env in (CartPoleEnv, Learns):
+        options = {"num_envs": 2, "horizon": 4, "num_sgd_iters": 1, "seed": 0, "device": "cpu"}
+        config = PPOConfig.rl8(**options, model_config={"hidden_sizes": [8]})
+        algorithm = config.build(functools.partial(GymnasiumEnv, env, vectorization="sync"))
+        trained.append(weights(learn(algorithm, 2)))
+        assert not algorithm.rollout[keys.ACTIONS].requires_grad
+    assert torch.equal(*trained)
+
+
+@pytest.mark.parametrize("case", ["ppo", "sac", "bc from data"])
+def test_threads_and_precision_are_set_in_each_step_however_others_set_them(case):
+    algorithm = build(case, num_threads=1)
+    calls = [*([] if algorithm.env is None else [algorithm.collect]), algorithm.step]
+    for call in calls:
+        torch.set_num_threads(2)  # `apart` in tests/conftest.py sets it back
+        torch.set_float32_matmul_precision("medium")
+        call()
+        assert [torch.get_num_threads(), torch.get_float32_matmul_precision()] == [1, "highest"]
+
+
 # -- whether gradients are on around it
 
 
@@ -218,15 +257,25 @@ def test_without_gradients_around_it_a_training_is_the_same(case):
     assert not torch.equal(trained[0], weights(build(case)))
 
 
-@pytest.mark.parametrize("case", ["ppo", "sac", "bc from data"])
-def test_inference_mode_is_refused_wherever_something_is_made_or_learned(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "around"),
+    [
+        ("ppo", torch.inference_mode),
+        ("sac", torch.inference_mode),
+        ("bc from data", torch.inference_mode),
+        ("ppo", functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)),
+        ("bc from data", functools.partial(torch.autocast, "cpu", dtype=torch.float16)),
+    ],
+)
+def test_inference_mode_and_autocast_are_refused_wherever_something_is_made_or_learned(case, around, tmp_path):
     trainer = Trainer(build(case), tracker=NullTracker(), checkpoints=tmp_path)
     algorithm = trainer.algorithm
     calls = [functools.partial(build, case), functools.partial(Trainer, algorithm, tracker=NullTracker())]
     calls += [functools.partial(trainer.run, max_steps=1), trainer.step, functools.partial(next, iter(trainer))]
     calls += [trainer.eval, algorithm.step, *([] if algorithm.env is None else [algorithm.collect])]
     for call in calls:
-        with torch.inference_mode(), pytest.raises(RuntimeError, match=r"torch\.inference_mode\(\) does not allow"):
+        refused = r"an algorithm, which torch\.(inference_mode\(\) does not allow|autocast\(\) would change)"
+        with around(), pytest.raises(RuntimeError, match=refused):
             call()
     assert not list(tmp_path.iterdir())
     trainer.run(max_steps=1, progress="none")  # nothing was spoilt

@@ -87,6 +87,7 @@ def run(name: str, device: Device) -> dict[str, Any]:
     *_, env_config, options, _ = RUNS[name]
     given = {} if RUNS[name][0] is IQLConfig else {"env_config": env_config}
     host, other = make(name, "cpu"), make(name, "cuda")
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = False, True  # by other code
     for trainer in (host, other):
         for step in range(STEPS):
             trainer.step(**given)

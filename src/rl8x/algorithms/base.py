@@ -52,11 +52,16 @@ EnvFactory = Callable[..., Env]
 
 
 def refuse_torch_modes() -> None:
-    """Raise where torch makes tensors that cannot change in place later, or of another type or place than usual."""
+    """Raise where torch makes tensors that cannot change in place later, or computes in another type or place."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "this builds or trains an algorithm, which torch.inference_mode() does not allow: leave it, or use "
             "torch.no_grad(), which does no harm here."
+        )
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise RuntimeError(
+            "this builds or trains an algorithm, which torch.autocast() would change, in parts that nobody chose: "
+            "leave it, and give the config precision='bf16'."
         )
     usual = torch.empty(0)
     if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
@@ -182,7 +187,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         Raises:
             TypeError: If no algorithm declares this class as its `config=`, or it takes no environment.
             ValueError: If config, environment and model do not fit together, or there is too little memory.
-            RuntimeError: In `torch.inference_mode()`.
+            RuntimeError: In `torch.inference_mode()` or `torch.autocast()`.
         """
         refuse_torch_modes()
         if env is None or env is ...:  # beside an environment, `env` is an argument of its constructor
@@ -314,12 +319,17 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         super().__setattr__(name, value)
 
     def make_ready(self, *, trains: bool = True) -> None:
-        """Prepare to act or to learn; take over weights that replaced the policy's own, and its mode.
+        """Prepare to act or to learn: set the modes that results depend on, which others may have changed.
+
+        Weights that replaced the policy's own are taken over.
 
         Args:
             trains: Whether the weights will be trained: frozen ones then raise a `RuntimeError`.
         """
         refuse_torch_modes()
+        self.execution.set_precision()
+        if self.config.num_threads is not None:
+            torch.set_num_threads(self.config.num_threads)
         if self.policy.training or self.policy.model.training:  # a callback has called `policy.train()`
             self.policy.eval()
         for optimizer in self.optimizers:

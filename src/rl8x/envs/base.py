@@ -487,7 +487,8 @@ def _apart(obs: Observation, state: State) -> Any:
 
 def restarted(env: Env, noise: Tensor) -> tuple[Carry, Observation]:
     """Start an episode in every copy; arguments and results are those of `Env.restart`, in the form of `advanced`."""
-    carry, obs = env.restart(noise)
+    with torch.no_grad():  # restores gradients' mode, which a simulator may change
+        carry, obs = env.restart(noise)
     obs = tree_map(Tensor.clone, obs)  # it may share memory with the state
     return carry, obs if env.capturable else _in_space(env, "restart", obs)
 
@@ -502,7 +503,8 @@ def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
     if env.capturable:  # `validate` has checked it
         return env.advance(carry, actions, noise)
     is_apart = getattr(env.advance, "is_apart", False)
-    carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
+    with torch.no_grad():  # restores gradients' mode, as in `restarted`
+        carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
     flags = {"terminated": step.terminated, "truncated": step.truncated}
     check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
     if not is_apart:

@@ -107,14 +107,19 @@ class Execution:
         self.device = device
         self.host_looks = device.type == "cpu"
         self.threads = Threads(device, lambda: self.mode == "eager")
-        if on_cuda:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-            # Else convolutions sum gradients in any order, and the bits of a resumed run differ from an unbroken one's.
-            torch.backends.cudnn.deterministic = True
+        self.set_precision()
         if device.type == "cpu":
             keep_freed_memory()
             if mode != "eager":
                 limit_mb()  # raises here, rather than in the compiler's process
+
+    def set_precision(self) -> None:
+        """Set torch's own precision of matmuls, which all algorithms of a process and its user's code share."""
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        if self.device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+            # Else convolutions sum gradients in any order, and the bits of a resumed run differ from an unbroken one's.
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
     # -- the switch from eager to compiled execution
 
