@@ -409,7 +409,7 @@ class ObsMoments(nn.ModuleDict):
 
     def observe(self, parts: Mapping[str, Tensor], valid: Tensor | None, *, shared: bool = False) -> None:
         """Update the moments with observations, named as in `of_part`; see `Policy.observe`."""
-        for name, part in parts.items():
+        for name, part in sorted(parts.items()):  # ranks exchange them in one order
             if (moments := self.of_part(name)) is not None:
                 moments.update(part, valid, shared=shared)
 

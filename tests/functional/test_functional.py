@@ -7,11 +7,13 @@ import math
 
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from rl8x.functional import (
+    ObsMoments,
     RunningMoments,
     expectation,
     explained_variance,
@@ -191,6 +193,17 @@ def test_a_compiled_update_counts_too(shape):
     assert compiled.count == eager.count == 8
     assert torch.equal(compiled.mean, eager.mean)
     assert torch.equal(compiled.var, eager.var)
+
+
+def test_ranks_exchange_the_moments_of_parts_in_one_order(monkeypatch):
+    sent = []
+    monkeypatch.setattr("rl8x.functional._of_all_ranks", lambda own: sent.append(own.mean) or [own])
+    box, rows = spaces.Box(-1.0, 1.0, (2,)), {name: torch.rand(9, 2) for name in ("/b", "/a/x", "/a/c")}
+    of_parts = ObsMoments(spaces.Dict({"b": box, "a": spaces.Dict({"x": box, "c": box})}))
+    for parts in (rows, dict(reversed(rows.items()))):
+        of_parts.observe(parts, None)
+    assert len(sent) == 6
+    assert all(torch.equal(one, other) for one, other in zip(sent[:3], sent[3:], strict=True))
 
 
 def test_explained_variance_by_hand():
