@@ -21,7 +21,7 @@ class Shift(ParallelEnv):
     """
 
     metadata = {"name": "shift_v0"}  # noqa: RUF012
-    possible_agents = ["first", "whole", "last"]  # noqa: RUF012
+    possible_agents = ["first", "full", "last"]  # noqa: RUF012
     render_mode = None
 
     def __init__(self, early=2, late=3, masked=False, with_state=True, bonus=10.0):
@@ -47,7 +47,7 @@ class Shift(ParallelEnv):
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.time, self.drawn = 0, self.rng.normal()
-        self.agents = ["first", "whole"]
+        self.agents = ["first", "full"]
         return {agent: self.look(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def look(self, agent):
@@ -112,7 +112,7 @@ class Unlike(Shift):
     metadata = {"name": "unlike_v0"}  # noqa: RUF012
 
     def observation_space(self, agent):
-        return spaces.Box(0, 1, (2 if agent == "whole" else 3,), np.float32)
+        return spaces.Box(0, 1, (2 if agent == "full" else 3,), np.float32)
 
 
 class Old(Shift):

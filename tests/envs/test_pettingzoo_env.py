@@ -28,7 +28,14 @@ def of_mpe2(name, **kwargs):
 spread, reference = (functools.partial(of_mpe2, name) for name in ("simple_spread_v3", "simple_reference_v3"))
 
 
+class Turned(Shift):
+    """Names its agents in another order, as those who make a list of a set do in each process."""
+
+    possible_agents = ["last", "first", "full"]  # noqa: RUF012
+
+
 CASES = {
+    "agents in another order": (Turned, {}, 40),
     "agents that end early and come late": (Shift, {}, 40),
     "nobody comes for a step": (Shift, {"early": 1, "late": 1}, 20),
     "a mask": (functools.partial(Shift, masked=True), {}, 20),
@@ -48,7 +55,7 @@ def test_rows_are_those_of_a_loop_over_the_environment(name):
     parallel_api_test(single, num_cycles=40)
     env, copies = PettingZooEnv(make, 2, seed=5, **kwargs), [make(**kwargs) for _ in range(2)]
     validate(env)
-    agents = copies[0].possible_agents
+    agents = sorted(copies[0].possible_agents)
     assert (env.num_envs, env.num_copies, env.team.names) == (2 * len(agents), 2, tuple(agents))
     obs, _ = env.reset()
     seen = [copy.reset(seed=5 + i)[0] for i, copy in enumerate(copies)]
@@ -173,7 +180,7 @@ def test_what_an_agent_sees():
     env = PettingZooEnv(Shift, 2, seed=1, state="shared", masked=True, with_state=False)
     obs, _ = env.reset()
     assert {name: list(part) for name, part in obs["state"].items()} == {n: ["observation"] for n in env.team.names}
-    torch.testing.assert_close(obs["state"]["whole"]["observation"], obs["observation"][2:4].repeat(3, 1))
+    torch.testing.assert_close(obs["state"]["full"]["observation"], obs["observation"][2:4].repeat(3, 1))
     assert obs["action_mask"][4:].all()  # of who is not there any action is legal
 
 
@@ -218,7 +225,7 @@ def test_what_an_environment_says_in_dicts_and_arrays_that_it_keeps_is_read_befo
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (team_stubs.Unlike, {}, ValueError, r"observations of first are Box\(\[3\], float32\), of whole Box\(\[2\]"),
+        (team_stubs.Unlike, {}, ValueError, r"observations of first are Box\(\[3\], float32\), of full Box\(\[2\]"),
         (team_stubs.Turns, {}, ValueError, r"agents act in turn, and its metadata do not say `is_parallelizable`"),
         (team_stubs.same, {}, ValueError, "make a new environment each time"),
         (dict, {}, TypeError, "must make a pettingzoo.ParallelEnv; it made dict"),

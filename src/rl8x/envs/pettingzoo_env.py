@@ -38,7 +38,7 @@ class PettingZooEnv(SimulatorEnv):
     """Copies of a parallel environment of PettingZoo, stepped one after the other, whose agents share a policy.
 
     All agents must have the same spaces. Row `agent * num_copies + copy` is an agent of a copy, in the order of
-    `possible_agents`. A copy is reset in the step in which its last agent ends. Float64 becomes float32. Arguments that
+    their names. A copy is reset in the step in which its last agent ends. Float64 becomes float32. Arguments that
     are not listed here are those of `Env`.
 
     Args:
@@ -85,7 +85,7 @@ class PettingZooEnv(SimulatorEnv):
         self._make_from(make, metrics, {"parameters": parameters, **seen, **kwargs})
         self.copies = _copies(make, whole_number(num_envs, "PettingZooEnv", "num_envs"), kwargs)
         first = self.copies[0]
-        self.team = Team(first.possible_agents, "PettingZooEnv", **seen)
+        self.team = Team(sorted(first.possible_agents), "PettingZooEnv", **seen)
         of_agents = (map(of, self.team.names) for of in (first.observation_space, first.action_space))
         self._agent_space, self._action_space = self.team.common(*of_agents)
         self._state_space = _state_space(first) if state else None
