@@ -120,7 +120,9 @@ def test_parts_of_spaces_and_of_observations_may_come_in_any_order(model):
     wanted = flat_arrays(first.decide(obs).actions)
     for policy in (first, second, Policy.from_bytes(first.to_bytes())):
         for given in (obs, turned):
-            found = flat_arrays(policy.decide(given).actions)
+            decided = policy.decide(given).actions
+            assert list(decided) == list(policy.action_space)  # as an environment may read it
+            found = flat_arrays(decided)
             rows = tree_of(given, lambda part: torch.as_tensor(part)[None])  # as an environment gives them
             acted = flatten_tree("", policy.act(rows, policy.initial_state(1), torch.ones(1).bool()).actions)
             assert all(torch.equal(found[name], part) for name, part in wanted.items())

@@ -240,7 +240,7 @@ def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Sp
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return convert(space, tree)
     parts = {key: element_of(part, tree[key], convert) for key, part in named_parts(space)}
-    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+    return {key: parts[key] for key in space.spaces} if isinstance(space, spaces.Dict) else tuple(parts.values())
 
 
 def in_dtypes(space: spaces.Space[Any], tree: Any) -> Any:
