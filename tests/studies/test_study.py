@@ -346,6 +346,19 @@ def test_the_support_of_what_moves_is_that_of_the_time_of_the_test(here):
     assert study.supports["moving"]["length"] == pytest.approx([0.3, 0.7])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"test": TEST}, {"test": {name: {"uniform": [1.0, 2.0]} for name in ("length", "gravity")}, "test_cells": 5}],
+)
+def test_cells_have_the_same_numbers_where_the_test_is_in_another_order(options):
+    """A study that is gone on with may be, and its trainings are compared cell by cell."""
+    turned = options | {"test": dict(reversed(options["test"].items()))}
+    cells, others = (make(**each).config.cells() for each in (options, turned))
+    assert [list(cells), list(others)] == [["length", "gravity"], ["gravity", "length"]]
+    for name, values in cells.items():
+        assert values.tolist() == others[name].tolist()
+
+
 def test_cells_of_a_sample_count_each_where_some_are_alike(here):
     test = {"length": {"choice": {"values": [0.5, 2.0], "weights": [0.75, 0.25]}}}
     study = make(**ONCE, test=test, test_cells=12, train={"fixed": {}})

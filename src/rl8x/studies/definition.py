@@ -286,8 +286,9 @@ class StudyConfig:
         return self.trials is not None
 
     def cells(self) -> Cells:
-        """Make the test cells."""
-        return make_cells(self.test, self.test_cells, self.test_seed)
+        """Make the test cells; in tables they have numbers, which do not go by the order of `test`."""
+        cells = make_cells(dict(sorted(self.test.items())), self.test_cells, self.test_seed)
+        return {name: cells[name] for name in self.test}
 
     def units(self) -> dict[str, str]:
         """Return the units of test parameters, without those that have none, by the first training's environment."""
