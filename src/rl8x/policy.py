@@ -421,7 +421,8 @@ class Policy(nn.Module):
         mask = None
         if self.masked:
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
-        obs = tree_of(obs, lambda part: part, self.inputs_space)  # in one order, whichever they came in
+        if isinstance(obs, dict):  # its parts in one order, whichever they came in
+            obs = tree_of(obs, lambda part: part, self.inputs_space)
         if self.obs_moments is not None:
             obs = self.obs_moments.normalize(obs)
         return obs, mask
