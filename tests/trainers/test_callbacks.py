@@ -148,9 +148,42 @@ def test_a_callback_cannot_make_another_step():
     def runs(trainer, stats):
         trainer.run(max_steps=1)
 
+    closes = make(lambda trainer, stats: trainer.close())
+    with pytest.raises(RuntimeError, match="ends no run"):
+        run(closes, max_steps=2)
+    assert closes.tracker.status == "FAILED"
     for drive in (lambda trainer: run(trainer, max_steps=2), lambda trainer: trainer.step()):
         with pytest.raises(RuntimeError, match="a callback cannot make another one"):
             drive(make(steps))
         with pytest.raises(RuntimeError, match="not from its callbacks"):
             drive(make(runs))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stats: stats.clear(),
+        lambda stats: stats.pop(keys.STEPS),
+        lambda stats: stats.update({keys.STEPS: 0.0}),
+        lambda stats: stats.__setitem__(keys.STEPS, 0.0),
+        lambda stats: stats.__delitem__(keys.STEPS),
+        lambda stats: stats.__ior__({keys.STEPS: 0.0}),
+    ],
+)
+def test_no_callback_takes_a_metric_from_those_who_read_the_row_after_it(change):
+    trainer = make(lambda trainer, stats: change(stats))
+    with pytest.raises(TypeError, match=r"is read-only: change a copy, dict\(row\)"):
+        run(trainer, stop_conditions=[HitsUpperBound(keys.STEPS, 2)], max_steps=4)
+
+
+def test_the_counters_that_a_callback_keeps_or_changes_are_its_own():
+    kept = []
+
+    def keeps(trainer, stats):
+        kept.append(trainer.state)
+        trainer.state[keys.STEPS] = 0
+
+    trainer = make(keeps)
+    run(trainer, max_steps=3)
+    assert [each[keys.STEPS] for each in (*kept, trainer.state)] == [1, 2, 3, 3]

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NoReturn, get_args
 
 import torch
 from tqdm import TqdmWarning, tqdm
@@ -26,7 +26,7 @@ _RETURNS: Final = (keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS)
 
 
 class TrainStats(dict[str, float]):
-    """One row of metrics by name: the step's own, and those of the latest evaluation.
+    """One row of metrics by name: the step's own, and those of the latest evaluation. It is read-only.
 
     Args:
         values: The metrics by name.
@@ -57,9 +57,18 @@ class TrainStats(dict[str, float]):
         Args:
             values: Metrics by name.
         """
-        self.update(values)
+        dict.update(self, values)
         self.fresh |= values.keys()
         self.before_step -= values.keys()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `TypeError`: other callbacks, conditions and the next step read the same row."""
+        raise TypeError(
+            "a row of metrics is read-only: change a copy, dict(row); what a callback returns for its `metric_names` "
+            "is added."
+        )
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
 
 class EvalStats(dict[str, float]):

@@ -632,8 +632,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
 
     @property
     def state(self) -> TrainerState:
-        """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
-        return self.algorithm.counters
+        """The counters as they are now, by metric name: collects, steps, updates, environment steps and episodes."""
+        return dict(self.algorithm.counters)
 
     @property
     def known(self) -> dict[str, float]:
@@ -683,7 +683,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         return self.checkpoints.end()
 
     def close(self) -> None:
-        """End the tracked run after a loop over `step()`; `run()` ends its own."""
+        """End the tracked run after a loop over `step()`; `run()` ends its own, and a `RuntimeError` says so there."""
+        if self.train_step.in_run:
+            raise RuntimeError("trainer.close() ends no run() in progress: trainer.stop('why') does.")
         self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
 
     # -- its state, and resuming from a checkpoint
