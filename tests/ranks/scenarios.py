@@ -223,6 +223,14 @@ def one_rank_stops_all(folder):
         assert (row[keys.STEPS], row.stop_reason) == (2, reason)
 
 
+def one_rank_saves(folder):
+    """A callback that asks for a checkpoint on rank 1 alone."""
+    place = folder / "asked"
+    saves = lambda trainer, row: trainer.save() if ranks().rank == 1 and row[keys.STEPS] == 2 else None  # noqa: E731
+    small_trainer(checkpoints=Checkpoints(place), callbacks=[saves]).run(max_steps=4, progress="none")
+    assert saved_steps(place) == [0, 2, 4]
+
+
 def one_rank_asks_to_be_confirmed(folder):
     """What is to be confirmed is met on rank 1 alone, and what confirms it there at once, on rank 0 later."""
     asked = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 2  # noqa: E731

@@ -197,7 +197,7 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[bool, b
     stops = [number for _, number, _, _ in decisions if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])
-    return bool(stops), decisions[0][3], any(asked for _, _, asked, _ in decisions)
+    return bool(stops), any(due for *_, due in decisions), any(asked for _, _, asked, _ in decisions)
 
 
 def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:

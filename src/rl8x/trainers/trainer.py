@@ -467,7 +467,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self._save(run, stats, saves=saves, is_best=is_best)
 
     def _save(self, run: RunState, stats: TrainStats, saves: bool = False, is_best: bool = False) -> None:
-        """Agree with the other ranks on how to go on; save if rank 0 or a signal asks for it, or the run ends."""
+        """Agree with the other ranks on how to go on; save if one of them or a signal asks for it, or the run ends."""
         run.is_interrupted, saves, asked = agree(stats, run.signals, saves)
         if stats.stop_reason is not None:
             run.last = stats
