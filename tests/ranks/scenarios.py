@@ -223,6 +223,15 @@ def one_rank_stops_all(folder):
         assert (row[keys.STEPS], row.stop_reason) == (2, reason)
 
 
+def one_rank_has_a_callback(folder):
+    """A callback that rank 0 alone has."""
+    callbacks = [lambda trainer, row: None] if ranks().is_first else []
+    differs = r"callbacks is \(\), and \('<lambda>',\) on rank 0"
+    with pytest.raises(RankError, match=f"^rank 1 is not like rank 0: {differs}") as error:
+        small_trainer(callbacks=callbacks).run(max_steps=3, progress="none")
+    alike(str(error.value))
+
+
 def one_rank_saves(folder):
     """A callback that asks for a checkpoint on rank 1 alone."""
     place = folder / "asked"

@@ -14,6 +14,7 @@ from rl8x.trainers import Trainer
 
 NAMES = ["one_rank_stops_all", "bad_numbers", "unlike", "resumed", "one_process_goes_on_with_two"]  # of scenarios
 OTHERS = [
+    "one_rank_has_a_callback",
     "one_rank_saves",
     "one_rank_asks_to_be_confirmed",
     "one_ranks_signal_stops_all",

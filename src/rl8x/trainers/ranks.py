@@ -145,7 +145,7 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
             if mine != its:
                 raise RankError(
                     f"rank {rank} is not like rank 0: {name} is {its:.{_MAX_SHOWN}}, and {mine:.{_MAX_SHOWN}} on rank "
-                    "0. Start all ranks with the same script, options and version."
+                    "0. Start all ranks with the same script, options and version, and do on all what a callback does."
                 )
 
 

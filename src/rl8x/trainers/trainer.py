@@ -301,7 +301,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             check_progress(progress)
         self._go_on_after_restart()
         run = self._checked_run(given)
-        check_alike("the start of the run", run.options.to_plain())
+        check_alike("the start of the run", run.options.to_plain() | {"callbacks": run.callbacks})
         with self._taken():
             if ranks().first("whether the run is elsewhere", self.checkpoints.superseded):
                 self._go_on_from_newest()
