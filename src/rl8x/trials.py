@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl8x.distributions import Distribution
 from rl8x.execution.execution import kept_generators
+from rl8x.execution.private import tree_flatten
 from rl8x.models import Model, State
 from rl8x.models.base import TrainingEffects
 from rl8x.output import described
@@ -76,14 +77,24 @@ def _effects(model: Model, obs: Any, state: State, starts: Tensor) -> TrainingEf
 
 @torch.no_grad()
 def check_distribution(distribution: Distribution, action: Tree, device: torch.device) -> None:
-    """Call each function of a distribution on features of two rows, and check the results."""
+    """Call each function of a distribution twice on features of two rows, and check the results."""
     name, rows, size = type(distribution).__name__, [_ROWS], (_ROWS, distribution.num_noise)
     generator = torch.Generator(device).manual_seed(0)
     features = torch.randn(_ROWS, distribution.num_features, generator=generator, device=device)
     actions_shape = tree_map(lambda part: rows + list(part.shape[1:]), action)
 
     def call(method: str, gets: str, *arguments: Any) -> Any:
-        return _called(f"{name}.{method}", gets, lambda: getattr(distribution, method)(*arguments))
+        results = []
+        for _ in range(2):
+            made = _called(f"{name}.{method}", gets, lambda: getattr(distribution, method)(*arguments))
+            results.append([each.clone() for each in tree_flatten(made)[0] if isinstance(each, Tensor)])
+        pairs = zip(*results, strict=True)
+        if not all(torch.allclose(one.double(), other.double(), equal_nan=True) for one, other in pairs):
+            raise ValueError(
+                f"{name}.{method} gives two results for the same arguments: it must be a pure function of them, which "
+                "changes nothing and draws no random numbers. The noise of `sample` has `num_noise` of them a row."
+            )
+        return made
 
     gave = "what from_features gave"
     params = call("from_features", f"features {list(features.shape)}, and a mask or None", features, None)

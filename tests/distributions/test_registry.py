@@ -232,6 +232,18 @@ class Parts(Pendulum):
             r"\.sample must return the log-probabilities that Mine.logp gives for the same actions",
         ),
         (
+            sampling(lambda noise: (torch.rand_like(noise[..., :1]), noise[..., 0])),
+            r"\.sample gives two results for the same arguments: .* draws no random numbers",
+        ),
+        (
+            sampling(lambda noise: (noise.add_(1.0)[..., :1], noise[..., 0])),
+            r"\.sample gives two results for the same arguments: .* changes nothing",
+        ),
+        (
+            {"entropy": lambda self, params: torch.rand(params.shape[:-1])},
+            r"\.entropy gives two results for the same arguments",
+        ),
+        (
             sampling(lambda noise: ({"push": noise[..., :1]}, noise[..., 0])) | {"env": Parts},
             r"'gear': \[2\], 'push': \[2, 3\]}; got {'push': \[2, 1\]}",
         ),
