@@ -1,11 +1,13 @@
 """What a run says that it has come to, against its rows; and how its progress is shown."""
 
 import contextlib
+import copy
 import dataclasses
 import fcntl
 import json
 import math
 import os
+import pickle
 import pty
 import re
 import struct
@@ -23,7 +25,7 @@ from rl8x import keys
 from rl8x.conditions import HitsUpperBound, WallTime
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.rows import MAX_POINTS, Course, ProgressReporter, Results
+from rl8x.trainers.rows import MAX_POINTS, Course, ProgressReporter, Results, TrainStats
 
 
 def history(client, trainer, name):
@@ -266,3 +268,13 @@ def test_a_bar_starts_no_process():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout == "None\n"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda row: pickle.loads(pickle.dumps(row))])
+def test_a_row_is_copied_whole_and_is_read_only_again(copied):
+    row = TrainStats({"a": 1.0, "eval/b": 2.0, "eval/c": 3.0}, frozenset({"a"}), before_step=frozenset({"eval/b"}))
+    row.stop_reason = "why"
+    other = copied(row)
+    assert (other, vars(other), type(other)) == (row, vars(row), TrainStats)
+    with pytest.raises(TypeError, match="read-only"):
+        other["a"] = 2.0

@@ -70,6 +70,10 @@ class TrainStats(dict[str, float]):
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy and to pickle a row, which would set each of its items."""
+        return type(self), (dict(self),), vars(self)
+
 
 class EvalStats(dict[str, float]):
     """The metrics of one evaluation, under `eval/`, or under `eval/<name>/` if it has a name."""
