@@ -18,7 +18,6 @@ from tests.studies.synthetic import evaluations
 
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.cli.study import _rows
-from rl8x.config import RunSpec
 from rl8x.distributed import Ranks
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
@@ -132,7 +131,7 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
 
 def test_the_table_is_what_a_training_by_hand_gives(ran):
     study, frame, *_ = ran
-    run = RunSpec.from_plain({**study.config.run_data(Training("wide", {"lr": 1e-2}, 1)), "tracking": False})
+    run = study.config.run_of(Training("wide", {"lr": 1e-2}, 1)).replace(tracking=False)
     trainer = Trainer.from_spec(run)
     trainer.run()
     rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-2) & (frame[table.SEED] == 1)]

@@ -5,6 +5,7 @@ import functools
 import inspect
 import sqlite3
 import threading
+from types import SimpleNamespace
 
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import ACK, SendingJournal
@@ -65,6 +66,11 @@ class FakeStore:
         assert len(self.runs) == 1
         return next(iter(self.runs.values()))
 
+    def entity(self, run_id):
+        run = self._run(run_id)
+        info = SimpleNamespace(status=run["status"], start_time=1000, end_time=run["end_time"])
+        return SimpleNamespace(info=info, data=SimpleNamespace(params=dict(run["params"]), tags=dict(run["tags"])))
+
     def find_runs(self, journal_id):
         return [run_id for run_id, run in self.runs.items() if run["journal_id"] == journal_id]
 
@@ -84,25 +90,15 @@ class FakeStore:
     def run_name(self, run_id):
         return self._run(run_id).get("name") or f"made-up-{run_id}", True
 
-    def status(self, run_id):
-        run = self._run(run_id)
-        return run["status"], run["end_time"]
-
     def log_points(self, run_id, points):
         assert 0 < len(points) <= self.most_points
         if any(self.refuse(point) for point in points):
             raise StoreRefusedError("bad point")
         self._run(run_id)["points"].update(points)
 
-    def params(self, run_id):
-        return dict(self._run(run_id)["params"])
-
     def log_params(self, run_id, params):
         assert len(params) <= 100
         self._run(run_id)["params"].update(params)
-
-    def tags(self, run_id):
-        return dict(self._run(run_id)["tags"])
 
     def set_tags(self, run_id, tags):
         assert len(tags) <= 100
@@ -116,10 +112,6 @@ class FakeStore:
 
     def log_curves(self, run_id, series, title, clock):
         self._run(run_id)["curves"].append((series, title, clock))
-
-    def start_time(self, run_id):
-        self._run(run_id)
-        return 1000
 
     def log_text(self, run_id, text, name):
         self._run(run_id)["texts"][name] = text

@@ -123,7 +123,7 @@ def test_what_mlflow_refuses(store, mlflow_client):
     store.log_params(run_id, {"lr": "1"})
     with pytest.raises(StoreRefusedError):
         store.log_params(run_id, {"lr": "2"})
-    assert store.params(run_id) == {"lr": "1"}
+    assert store.entity(run_id).data.params == {"lr": "1"}
     mlflow_client.delete_experiment(mlflow_client.get_experiment_by_name("e").experiment_id)
     with pytest.raises(StoreDownError, match="experiment 'e' is deleted"):
         store.create_run(SPEC)
@@ -214,7 +214,7 @@ def test_a_database_that_is_not_the_one_of_before_takes_nothing(replaced, store,
         shutil.copyfile(mlflow_template, database)
     for call in (
         lambda: store.log_points(run_id, [Point("a", 2.0, 6, 2)]),
-        lambda: store.params(run_id),
+        lambda: store.entity(run_id),
         lambda: store.set_status(run_id, "FINISHED", 5),
         lambda: store.log_text(run_id, "x", "x.txt"),
     ):

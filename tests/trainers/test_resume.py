@@ -536,7 +536,7 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
     first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "checkpoints": every, "num_eval_envs": 2})
     run(first, max_steps=6, steps_per_eval=2)
     run_id, names = first.tracker.run_id, ["losses/total", "eval/returns/mean", "profiling/step_ms", "env/steps"]
-    before = RunReader().histories([run_id], names)
+    before = RunReader().histories([RunReader().run(run_id)], names)
     third = next(path for path in listed(first.checkpoints.directory) if path.name.endswith("step-3"))
     twin = Trainer.resume(third, overrides={"lr": 0.1}, tracker=MemoryTracker(), checkpoints=False)
     run(twin, max_steps=5)
@@ -548,7 +548,8 @@ def test_a_run_that_goes_back_with_other_options_has_one_course_wherever_it_is_r
         old, new = before[name][run_id], twin.tracker.history(name)
         return [(step, value) for step, value in zip(*old, strict=True) if step <= 96] + new
 
-    found, record = RunReader().histories([run_id], names), RunReader().run("mine")
+    record = RunReader().run("mine")
+    found = RunReader().histories([record], names)
     for name in ("losses/total", "eval/returns/mean", "env/steps"):
         assert list(zip(*found[name][run_id], strict=True)) == expected(name)
         assert record.metrics[name] == expected(name)[-1][1]

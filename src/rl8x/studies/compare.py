@@ -279,7 +279,7 @@ def compare(
     reader = RunReader(uris[0] if uris else tracking_uri)
     records = find_runs(reader, runs, experiment)
     names = tuple(dict.fromkeys(metrics)) or (common_metric(records),)
-    histories = reader.histories([run.id for run in records], names)
+    histories = reader.histories(records, names)
     rows = [
         (run.id, name, step, value)
         for name in names

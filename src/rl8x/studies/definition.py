@@ -300,15 +300,6 @@ class StudyConfig:
         combined = [dict(zip(self.vary, each, strict=True)) for each in itertools.product(*self.vary.values())]
         return [Training(name, dict(each), seed) for name in self.train for each in combined for seed in self.seeds]
 
-    def trainings_of_trial(self, number: int, vary: Mapping[str, Any]) -> list[Training]:
-        """List the trainings of a trial of a search.
-
-        Args:
-            number: The trial's number, from 0.
-            vary: The trial's value of each varied key.
-        """
-        return [Training(name, vary, seed, number) for name in self.train for seed in self.seeds]
-
     def first_trainings(self) -> list[Training]:
         """List one training of each configuration and set of hyperparameters, at most 256 sets, with ranges' ends."""
         # A range contributes its two ends, a choice all its values.
@@ -316,14 +307,14 @@ class StudyConfig:
         combined = (dict(zip(self.vary, each, strict=True)) for each in itertools.product(*values))
         return [Training(name, each, self.seeds[0]) for each in itertools.islice(combined, 256) for name in self.train]
 
-    def run_data(self, training: Training) -> dict[str, Any]:
-        """Return the run file of a training.
+    def run_of(self, training: Training) -> RunSpec:
+        """Make the run of a training.
 
         Args:
             training: One of `trainings()`.
 
         Raises:
-            ValueError: If a varied key leads into something that is not a mapping, or two are the same.
+            ValueError: If it is not legal, or a varied key leads into what is no mapping, or is given twice.
         """
         algorithm = training.vary.get("algorithm", self.run.get("algorithm", AlgorithmSpec.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
@@ -339,18 +330,8 @@ class StudyConfig:
             put_at(data, whole.split("."), thawed(value), f"vary[{name!r}]")
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
-        return data | {"seed": training.seed, "run_name": f"{self.name} {training.label}"[:240], "progress": "none"}
-
-    def run_of(self, training: Training) -> RunSpec:
-        """Make the run of a training.
-
-        Args:
-            training: One of `trainings()`.
-
-        Raises:
-            ValueError: If it is not legal.
-        """
-        return RunSpec.from_plain(self.run_data(training), trust=self.trusted)
+        data |= {"seed": training.seed, "run_name": f"{self.name} {training.label}"[:240], "progress": "none"}
+        return RunSpec.from_plain(data, trust=self.trusted)
 
 
 def _opened(run: RunSpec, num_envs: int) -> contextlib.closing[Env]:

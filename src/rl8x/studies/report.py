@@ -65,8 +65,9 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
             read(folder / EVALUATIONS)  # raises, as the file is missing
         raise
     with tempfile.TemporaryDirectory() as copies:
-        for name in (EVALUATIONS, DEFINITION):
-            reader.artifact(run.id, name, Path(copies))
+        with reader.store() as store:
+            for name in (EVALUATIONS, DEFINITION):
+                store.download(run.id, name, Path(copies))
         if not (Path(copies) / EVALUATIONS).exists():
             if table.STUDY_TAG in run.tags and PARENT_TAG not in run.tags:
                 raise ValueError(f"the study {run.name!r} has no results yet: {_UNFINISHED}.")
@@ -191,7 +192,9 @@ def report(
         reader = RunReader(location.uri)
         run = reader.run(found.run_id) if found.run_id else reader.run_of_journal(found.run_key)
         if run is not None:
-            reader.log_files(run.id, files, "report")
+            with reader.store() as store:
+                for file in files:
+                    store.log_artifact(run.id, file, "report")
     return report
 
 

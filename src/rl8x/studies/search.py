@@ -56,7 +56,8 @@ def next_trials(search: Any, study: StudyConfig, count: int, tried: Collection[i
 
 def _trainings(study: StudyConfig, trial: Any) -> list[Training]:
     """List the trainings of an Optuna trial."""
-    return study.trainings_of_trial(trial.number, json.loads(trial.user_attrs[_KEY]))
+    vary = json.loads(trial.user_attrs[_KEY])
+    return [Training(name, vary, seed, trial.number) for name in study.train for seed in study.seeds]
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:

@@ -100,7 +100,7 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
-    """Read the tests of a training by the trainer's steps: each has the `support` and a table."""
+    """Read the tests of a training, each a table as plain data, by the trainer's steps."""
     steps = sorted(int(path.stem) for path in (folder / "points").glob("*.json") if path.stem.isdecimal())
     return {at: point for at in steps if (point := read_if_there(point_file(folder, at))) is not None}
 

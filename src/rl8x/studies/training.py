@@ -23,7 +23,6 @@ import torch
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
-from rl8x.config import RunSpec
 from rl8x.envs.cells import Support, inside, support
 from rl8x.output import described
 from rl8x.studies import table
@@ -76,9 +75,8 @@ class _TrainingJob:
         self.cells = self.study.cells()
         self.training = Training(job["training"], job["vary"], job["seed"], job["trial"])
         self.checkpoints = self.folder / "checkpoints"
-        data = self.study.run_data(self.training)
-        data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.checkpoints)}
-        self.run = RunSpec.from_plain(data, trust=job["trust"])
+        run = self.study.run_of(self.training)
+        self.run = run.replace(checkpoints={**run.trainer.checkpoints, "directory": str(self.checkpoints)})
         self.metric_names = TESTED
         self.searches = self.training.trial is not None
         self._measured = -1, pandas.DataFrame(), Support()  # the step of the last test, and its results
@@ -154,7 +152,7 @@ class _TrainingJob:
         self._measured = steps, frame, support(*trained)
         path = table.point_file(self.folder, steps)
         path.parent.mkdir(exist_ok=True)
-        table.write(path, {"support": self._measured[2], **table.as_plain(frame)})
+        table.write(path, table.as_plain(frame))
         return self._measured[1:]
 
     def _table(self, state: Mapping[str, Any], inside: Any, measured: Mapping[str, Any]) -> pandas.DataFrame:

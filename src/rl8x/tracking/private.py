@@ -306,10 +306,6 @@ class DatabaseRuns:
         query = "SELECT experiment_id, name FROM experiments WHERE lifecycle_stage = 'active'"
         return {str(experiment_id): name for experiment_id, name in self._query(query)}
 
-    def tags(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return the tags of runs, by run and name."""
-        return self._pairs("key, value FROM tags", run_ids)
-
     def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
         """Yield (run ID, point) for metrics of runs, in the order of steps, then of time."""
         columns = f"run_uuid, key, {_VALUE}, timestamp, step"
@@ -324,7 +320,7 @@ class DatabaseRuns:
         columns, where = "run_uuid, name, status, start_time", f"lifecycle_stage = 'active' AND {_FOUND_BY[by]}"
         rows = self._query(f"SELECT {columns} FROM runs WHERE {where}", *values)
         ids = [row[0] for row in rows]
-        params, tags = self._pairs("key, value FROM params", ids), self.tags(ids)
+        params, tags = (self._pairs(f"key, value FROM {table}", ids) for table in ("params", "tags"))
         metrics = self._pairs(f"key, {_VALUE} FROM latest_metrics", ids)
         return [
             RunRecord(

@@ -9,7 +9,7 @@ import shlex
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -184,11 +184,17 @@ class RunReader:
         """Return runs, the oldest first; their metrics exclude superseded points."""
         runs = sorted(self._runs.find(by, *values), key=lambda run: (run.start_time, run.id))
         for place, run in enumerate(runs):
-            if left := left_behind(run.tags):
-                points = (point for _, point in self._runs.points([run.id], list(run.metrics)))
-                kept = [point for point in points if not any(each.has(point.name, *_at(point)) for each in left)]
-                runs[place] = run._replace(metrics={point.name: point.value for point in kept})
+            if left_behind(run.tags):
+                kept = {point.name: point.value for _, point in self._points([run], list(run.metrics))}
+                runs[place] = run._replace(metrics=kept)
         return runs
+
+    def _points(self, runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
+        """Yield (run ID, point) for metrics of runs, without superseded points."""
+        left = {run.id: left_behind(run.tags) for run in runs}
+        for run_id, point in self._runs.points(list(left), names):
+            if not any(each.has(point.name, point.step, point.timestamp) for each in left[run_id]):
+                yield run_id, point
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
@@ -228,44 +234,21 @@ class RunReader:
                 raise TrackingError(f"there is no experiment {name!r} in {self._location.shown}; there are {known}")
             return self._find("experiment", ids.get(name, name))
 
-    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+    def histories(self, runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         """Return metrics of several runs, by metric name and run ID, without superseded points."""
         by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         with self._tracking_errors():
-            left = {run_id: left_behind(tags) for run_id, tags in self._runs.tags(run_ids).items()}
-            for run_id, point in self._runs.points(run_ids, names):
-                if not any(each.has(point.name, *_at(point)) for each in left[run_id]):
-                    steps, values = by_name[point.name].setdefault(run_id, ([], []))
-                    steps.append(point.step)
-                    values.append(point.value)
+            for run_id, point in self._points(runs, names):
+                steps, values = by_name[point.name].setdefault(run_id, ([], []))
+                steps.append(point.step)
+                values.append(point.value)
         return by_name
 
-    @property
-    def _store(self) -> MLflowStore:
-        return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
-
-    def entity(self, run: str) -> Any:
-        """Return a run, an `mlflow.entities.Run`, by its ID or name. Imports mlflow."""
-        run_id = self.run(run).id
+    @contextlib.contextmanager
+    def store(self) -> Iterator[MLflowStore]:
+        """Connect to the store through MLflow, which is imported; its errors become `TrackingError`s in the context."""
         with self._tracking_errors():
-            return self._store.run(run_id)
-
-    def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
-        """Copy an artifact of a run into a folder and return its path; None if there is none. Imports mlflow."""
-        with self._tracking_errors():
-            return self._store.download(run_id, name, folder)
-
-    def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
-        """Log files to the folder `to` of a run's artifacts. Imports mlflow."""
-        with self._tracking_errors():
-            store = self._store
-            for file in files:
-                store.log_artifact(run_id, file, to)
-
-    def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run by `artifacts.log_model`; return its ID. Imports mlflow."""
-        with self._tracking_errors():
-            return self._store.log_model(run_id, path, about)
+            yield MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
 
     @contextlib.contextmanager
     def _tracking_errors(self) -> Iterator[None]:
@@ -273,10 +256,6 @@ class RunReader:
             yield
         except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:
             raise TrackingError(f"cannot read runs of {self._location.shown}: {error}") from error
-
-
-def _at(point: Point) -> tuple[int, int]:
-    return point.step, point.timestamp
 
 
 class _StoreRuns:
@@ -290,9 +269,6 @@ class _StoreRuns:
 
     def experiments(self) -> dict[str, str]:
         return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
-
-    def tags(self, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-        return {run_id: self._store.tags(run_id) for run_id in run_ids}
 
     def points(self, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, Point]]:
         pairs = [(run_id, name) for name in names for run_id in run_ids]
@@ -350,4 +326,7 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
     Raises:
         TrackingError: If no run has the ID or name, or several have the name.
     """
-    return RunReader(tracking_uri).entity(run)
+    reader = RunReader(tracking_uri)
+    run_id = reader.run(run).id
+    with reader.store() as store:
+        return store.entity(run_id)

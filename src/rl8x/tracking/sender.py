@@ -101,10 +101,11 @@ class Sender:
                 self.store.check_run(run_id)
             self.journal.acknowledge(run_id=run_id, attempted=False)
         if self._late:
-            self.is_resumed = self._tags().get(WRITER_TAG) not in (None, self.journal.header.get("writer"))
-            if self.owned:
-                status, end_time = self.store.status(self.run_id)
-                self.is_over = status in STATUSES and (end_time is None or end_time >= self.journal.last_time())
+            run = self.store.entity(self.run_id)
+            self.is_resumed = run.data.tags.get(WRITER_TAG) not in (None, self.journal.header.get("writer"))
+            ended = run.info.end_time
+            is_later = run.info.status in STATUSES and (ended is None or ended >= self.journal.last_time())
+            self.is_over = self.owned and is_later
             self._late = False
         if self.journal.ack.run_name is None and self._name_tries < TRIES:
             self._name_tries += 1
@@ -182,7 +183,8 @@ class Sender:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
 
     def _tags(self) -> Mapping[str, str]:
-        return self.store.tags(self.run_id)
+        tags: Mapping[str, str] = self.store.entity(self.run_id).data.tags
+        return tags
 
     def send_some(self) -> None:
         """Ensure that the run exists, then send and acknowledge about a megabyte of the journal."""
@@ -236,7 +238,9 @@ class Sender:
         if ending is not None:  # the disk refused it
             self._apply_finish(ending)
         elif not self.journal.ack.finished:
-            ended = self.store.status(self.run_id)[0] != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            ended = (
+                self.store.entity(self.run_id).info.status != "RUNNING" if self.owned else STATUS_TAG in self._tags()
+            )
             if not ended:  # no other process ended the run
                 self._finish("KILLED", self.journal.last_time())
         self.journal.acknowledge(finished=True, ending=None)
@@ -394,7 +398,7 @@ class Sender:
 
     def _send_samples(self) -> None:
         """Log samples of the machine, with the seconds since the start of the run as step, as MLflow's page expects."""
-        began = self.store.start_time(self.run_id) if self.samples else 0
+        began = (self.store.entity(self.run_id).info.start_time or 0) if self.samples else 0
         for _ in range(len(self.samples)):  # later samples, which may come faster than they are sent, wait
             time, row = self.samples[0]
             self._log_points([Point(name, value, time, max(0, time - began) // 1000) for name, value in row.items()])
@@ -421,17 +425,15 @@ class Sender:
             raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
 
     def _apply_params(self, op: Op) -> None:
-        present = self.store.params(self.run_id)
-        tags = self._tags() if present.keys() & op["params"].keys() else {}
-        new, changed, texts = {}, {}, []
+        present, new, changed, texts = self.store.entity(self.run_id).data, {}, {}, []
         for name, param in op["params"].items():
             value, file = fitted(name, str(param))
             if file is not None:
                 texts.append({"op": "text", "to": file, "text": str(param)})
-            if name not in present:
+            if name not in present.params:
                 new[name] = value
             # MLflow raises on a changed value; a resumed run may have one, or return to the first one.
-            elif tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present[name]) != value:
+            elif present.tags.get(tag := legal_name(PARAM_CHANGE_TAG + name), present.params[name]) != value:
                 changed[tag] = value
         self._send_texts("params", op["params"], new, self.store.log_params)
         self._apply_tags({"op": "tags", "tags": changed})

@@ -148,7 +148,7 @@ class MLflowStore:
             return f"{self._location.database} is damaged or no database: move it away, and `rl8x ui` makes a new one"
         return None
 
-    def run(self, run_id: str) -> Any:
+    def entity(self, run_id: str) -> Any:
         """Return a run, an `mlflow.entities.Run`."""
         return self._call(self._client.get_run, run_id)
 
@@ -186,18 +186,13 @@ class MLflowStore:
 
     def check_run(self, run_id: str) -> None:
         """Raise `StoreDownError` unless the run exists and is active."""
-        if self.run(run_id).info.lifecycle_stage != "active":
+        if self.entity(run_id).info.lifecycle_stage != "active":
             raise StoreDownError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
         """Return a run's name, and whether it is unique in the store."""
-        name = str(self.run(run_id).info.run_name or "")
+        name = str(self.entity(run_id).info.run_name or "")
         return name, name != "" and len(self.search_by_name(name)) == 1
-
-    def status(self, run_id: str) -> tuple[str, int | None]:
-        """Return a run's status, and its end time in milliseconds since 1970, or None if unknown."""
-        info = self.run(run_id).info
-        return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most `most_points`; a failure never leaves a metric's newest point without its earlier ones."""
@@ -211,17 +206,9 @@ class MLflowStore:
         """The largest number of points in one call of `log_points`."""
         return MAX_METRICS if self._location.database is None else _MAX_POINTS
 
-    def params(self, run_id: str) -> dict[str, str]:
-        """Return a run's params."""
-        return dict(self.run(run_id).data.params)
-
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
         self._log_batch(run_id, [], params, {})
-
-    def tags(self, run_id: str) -> dict[str, str]:
-        """Return a run's tags."""
-        return dict(self.run(run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -249,7 +236,7 @@ class MLflowStore:
             return
         for wait_s in _LOOK_AGAIN_S:
             time.sleep(wait_s)
-            if is_there(self.run(run_id)):
+            if is_there(self.entity(run_id)):
                 return
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
@@ -272,7 +259,7 @@ class MLflowStore:
     def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
         """Log a policy's file as a model of a run by `artifacts.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
-        run = self.run(run_id)
+        run = self.entity(run_id)
         return self._call(log_model, self._client, run, Path(path), about, extra_time_s=120)
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
@@ -284,14 +271,10 @@ class MLflowStore:
                 path.write_bytes(picture)
                 self.log_artifact(run_id, path, None)
 
-    def start_time(self, run_id: str) -> int:
-        """Return the start time of a run, in milliseconds since 1970."""
-        return int(self.run(run_id).info.start_time or 0)
-
     def _find_artifacts(self, run_id: str) -> None:
         """Raise `StoreDownError` if `prepare_artifacts` refuses the folder of a run's artifacts."""
         if self._location.database is not None:
-            uri = str(self.run(run_id).info.artifact_uri)
+            uri = str(self.entity(run_id).info.artifact_uri)
             try:
                 prepare_artifacts(self._location.database, run_id, uri, guarded=self._location.guarded)
             except (OSError, sqlite3.Error) as error:
@@ -307,7 +290,7 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Return the last step of each metric of a run."""
-        return _last_steps(self.run(run_id))
+        return _last_steps(self.entity(run_id))
 
     def points(self, run_id: str, name: str) -> list[Point]:
         """Return all points of a run's metric, in the order of steps, then of time."""
@@ -317,7 +300,7 @@ class MLflowStore:
 
     def leave_behind(self, run_id: str, new: LeftBehind) -> None:
         """Mark points of a run as superseded by a resume, and rename them in a local database."""
-        known = [left for left in left_behind(self.tags(run_id)) if left != new]
+        known = [left for left in left_behind(self.entity(run_id).data.tags) if left != new]
         self.set_tags(run_id, left_tag([*known, new]))
         if self._location.database is not None:
             self._call(rename_left, self._location.database, run_id, new)

@@ -93,7 +93,9 @@ def log_to_run(checkpoint: Checkpoint, policy: Policy, stored: tuple[RunReader, 
     about |= {"key": f"{run['key']}/{checkpoint.path.name}/{about['name']}", **about_policy(checkpoint)}
     with tempfile.TemporaryDirectory() as folder:
         path = policy.save(Path(folder) / _FILE)
-        return reader.log_model(run_id, path, model_about(describe_model(policy), **about))
+        described = model_about(describe_model(policy), **about)
+        with reader.store() as store:
+            return store.log_model(run_id, path, described)
 
 
 def about_policy(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -133,7 +135,8 @@ def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
     run_id = tracker.run_id
     if run_id is None:
         raise ValueError(f"there is nothing to draw: {tracker.location} has no such run yet.")
-    histories = RunReader(tracker.tracking_uri).histories([run_id], names)
+    reader = RunReader(tracker.tracking_uri)
+    histories = reader.histories([reader.run(run_id)], names)
     return {name: runs[run_id] for name, runs in histories.items() if run_id in runs}
 
 
