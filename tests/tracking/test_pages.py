@@ -25,7 +25,7 @@ from rl8x.config import RunSpec
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, Thinning, TrackingError, pages
-from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, is_asked_for
+from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, sampling_interval
 from rl8x.trainers import Trainer
 
 
@@ -251,18 +251,18 @@ def test_gpus_are_measured_where_there_are_some(clock, monkeypatch):
 
 @pytest.mark.parametrize(("text", "seconds"), [("2.5", 2.5), ("soon", 10), ("-1", 10), ("nan", 10)])
 def test_the_interval_is_mlflows(monkeypatch, text, seconds):
-    assert pages.interval() == 10
+    assert sampling_interval(True, owns=True) == 10
     monkeypatch.setenv(pages.INTERVAL, text)
-    assert pages.interval() == seconds
+    assert sampling_interval(True, owns=True) == seconds
 
 
 @pytest.mark.parametrize(("variable", "asked"), [("", False), ("true", True), ("TRUE ", True), ("false", False)])
 def test_they_are_asked_for_by_argument_or_by_mlflows_variable(monkeypatch, variable, asked):
     monkeypatch.setenv(pages.SWITCH, variable)
-    assert is_asked_for(None, owns=True) is asked
-    assert is_asked_for(None, owns=False) is False  # MLflow samples for its own active run
-    assert is_asked_for(False, owns=True) is False
-    assert is_asked_for(True, owns=False) is True
+    assert sampling_interval(None, owns=True) == (10 if asked else None)
+    assert sampling_interval(None, owns=False) is None  # MLflow samples for its own active run
+    assert sampling_interval(False, owns=True) is None
+    assert sampling_interval(True, owns=False) == 10
 
 
 def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):

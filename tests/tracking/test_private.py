@@ -12,9 +12,9 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from rl8x.tracking import MLflowTracker, private
+from rl8x.tracking import MLflowTracker, private, shipper
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.private import add_past_points, merge_log, prepare_tables
+from rl8x.tracking.private import add_past_points, merge_log
 from rl8x.tracking.protocol import StoreDownError
 from rl8x.tracking.repeats import Point
 from rl8x.tracking.store import MLflowStore, NewRun, ensure_database
@@ -121,7 +121,7 @@ def test_its_tables_are_made_once_and_not_in_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(private, "_migrated", private._migrated.__wrapped__)  # not those that all tests share
     monkeypatch.chdir(tmp_path)
     with not_synced():
-        prepare_tables(locate().database)
+        shipper._prepare(locate().database)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(private.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("made twice"))
     ensure_database(locate())

@@ -85,7 +85,11 @@ class _TrainingJob:
         """Train, test the last policy, and log, store and return the result."""
         trainer = self._trainer()
         trainer.plan(self.run)
-        self.evaluator = self._make_evaluator(trainer)
+        # It tests in the training's environment, or without one in `eval_env`.
+        named = trainer.algorithm.env_factory is None and trainer.algorithm.env is None
+        maker = self.run.env.maker(self.run.trust, env=tested_env(self.run)) if named else None
+        about: dict[str, Any] = {"episodes": self.study.episodes, "seed": self.study.test_seed, "env_factory": maker}
+        self.evaluator = CellEvaluator(trainer.algorithm, self.cells, **about)
         own: Any = [*self.run.run.conditions(self.run.trust), self._is_pruned] if self.searches else ...
         trainer.run(stop_conditions=own, progress="none")
         result = self._conclude(trainer)
@@ -133,13 +137,6 @@ class _TrainingJob:
         if self.searches and should_prune(self.folder.parent, self.training, steps, means["test/returns/mean"]):
             (self.folder / PRUNED).touch()
         return means
-
-    def _make_evaluator(self, trainer: Trainer) -> CellEvaluator:
-        """Make the evaluator of the test cells, in the training's environment or, without one, in `eval_env`."""
-        study, run, algorithm = self.study, self.run, trainer.algorithm
-        named = algorithm.env_factory is None and algorithm.env is None  # it trains without an environment
-        maker = run.env.maker(run.trust, env=tested_env(run)) if named else None
-        return CellEvaluator(algorithm, self.cells, episodes=study.episodes, seed=study.test_seed, env_factory=maker)
 
     def _measure(self, trainer: Trainer) -> tuple[pandas.DataFrame, Support]:
         """Test the current policy; return its rows of the table, and the current support of training."""

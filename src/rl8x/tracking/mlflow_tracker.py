@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import numbers
 import os
@@ -29,7 +28,7 @@ from rl8x.tracking.location import (
     recorded_location,
     user_tracking_uri,
 )
-from rl8x.tracking.pages import Series, Thinning, interval, is_asked_for
+from rl8x.tracking.pages import Series, Thinning, sampling_interval
 from rl8x.tracking.protocol import (
     HAS_A_RUN,
     NameTable,
@@ -129,6 +128,7 @@ class MLflowTracker:
         self._run: OpenRun | None = None  # the same run until it is finished
         self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
         self._by_server = False  # whether only the store knows the rows that may repeat
+        self._names = _name_tables({})
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._last_time = 0
         self._pid = os.getpid()
@@ -159,10 +159,6 @@ class MLflowTracker:
     def journal_folder(self) -> Path | None:
         """The folder of the run's journal."""
         return None if self._journal is None else self._journal.folder
-
-    @functools.cached_property
-    def _names(self) -> dict[str, NameTable]:
-        return _name_tables({})
 
     @property
     def names(self) -> dict[str, dict[str, str]]:
@@ -244,7 +240,7 @@ class MLflowTracker:
             timeout_s=self.request_timeout_s,
             interval_s=self.interval_s,
             fresh=resume is None,
-            sample=interval() if is_asked_for(self.system_metrics, owns=journal.header["owns"]) else None,
+            sample=sampling_interval(self.system_metrics, owns=journal.header["owns"]),
         )
 
     @property
@@ -472,7 +468,7 @@ class MLflowTracker:
         finite = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
         about = model_about(
             description,
-            key=f"{self._running().header['journal_id']}/{file.split('/')[1]}",
+            key=f"{self._running().journal.header['journal_id']}/{file.split('/')[1]}",
             name=name,
             step=metric_step(step),
             metrics=dict(self._names["metric"].legal(finite)),
@@ -483,9 +479,8 @@ class MLflowTracker:
 
     def _kept(self, source: Path) -> str | None:
         """Copy a file or folder to the journal and return its path there; None if the disk refuses, or in a fork."""
-        self._running()
-        run = self._own_run
-        if run is None:
+        run = self._running()
+        if run is not self._own_run:
             return None
         try:
             artifacts = run.location.artifact_root
@@ -509,16 +504,15 @@ class MLflowTracker:
         if self.curves:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})
 
-    def _running(self) -> Journal:
-        run = self._run
-        if run is None:
+    def _running(self) -> OpenRun:
+        if self._run is None:
             raise RuntimeError("the tracker has no run; call start() first")
-        return run.journal
+        return self._run
 
     def _append(self, op: Op) -> None:
-        self._running()
-        if self._own_run is not None:
-            self._own_run.append(op)
+        run = self._running()
+        if run is self._own_run:
+            run.append(op)
 
     def _now(self) -> int:
         """Return milliseconds since 1970, strictly increasing: MLflow merges equal values of one step and time."""

@@ -337,15 +337,14 @@ def _gpus() -> tuple[Any, list[Any]]:
         return None, []
 
 
-def is_asked_for(choice: bool | None, *, owns: bool) -> bool:
-    """Whether to sample the machine: the user's `choice`, else MLflow's switch if rl8x began the run (`owns`)."""
-    return choice if choice is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
+def sampling_interval(choice: bool | None, *, owns: bool) -> float | None:
+    """Return the seconds between two samples of the machine, from MLflow's variable; default 10.
 
-
-def interval() -> float:
-    """Return the seconds between two samples, from MLflow's variable; default 10."""
-    try:
-        interval_s = float(os.environ.get(INTERVAL, _INTERVAL_S))
-    except ValueError:
-        return _INTERVAL_S
-    return interval_s if math.isfinite(interval_s) and interval_s > 0 else _INTERVAL_S
+    None if it is not to be sampled: by the `choice` of the user, else by the switch of MLflow in a run that rl8x began.
+    """
+    if not (owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1") if choice is None else choice):
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 < (interval_s := float(os.environ.get(INTERVAL, ""))) < math.inf:
+            return interval_s
+    return _INTERVAL_S

@@ -121,10 +121,10 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
     are points that it might refuse (of a deleted run, with a new name, with a negative time) or store differently
     (non-finite values), and all points if the tables are not as expected.
     """
-    newest: dict[str, Point] = {}
-    for point in points:
-        if point.name not in newest or _age(newest[point.name]) < _age(point):
-            newest[point.name] = point
+    # In the order in which MLflow finds the newest point.
+    newest = {
+        point.name: point for point in sorted(points, key=lambda point: (point.step, point.timestamp, point.value))
+    }
     # Exclude duplicates of the newest point: MLflow would find it present and not update the metric's last value.
     past = [point for point in points if newest[point.name] != point and _is_plain(point)]
     if not past:
@@ -156,11 +156,6 @@ def _written(database: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _age(point: Point) -> tuple[int, int, float]:
-    """Return the key by which MLflow finds the newest point of a metric."""
-    return point.step, point.timestamp, point.value
-
-
 def _is_plain(point: Point) -> bool:
     return math.isfinite(point.value) and 0 <= point.timestamp < 2**63 and abs(point.step) < 2**63
 
@@ -170,14 +165,6 @@ def has_tables(database: Path) -> bool:
     with contextlib.suppress(OSError):
         return database.stat().st_size > 0
     return False
-
-
-def prepare_tables(database: Path) -> None:
-    """Prepare in memory the tables that `ensure_database` needs if there is no database; the disk stays untouched."""
-    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
-
-    if not has_tables(database):
-        empty_tables()
 
 
 def empty_tables() -> bytes:

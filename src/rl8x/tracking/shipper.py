@@ -41,7 +41,7 @@ from rl8x.tracking.journal import (
 from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.pages import SystemSampler
-from rl8x.tracking.private import has_tables, merge_log, prepare_tables
+from rl8x.tracking.private import empty_tables, has_tables, merge_log
 from rl8x.tracking.protocol import StoreDownError, TrackingError, in_words
 from rl8x.tracking.runs import journal_folders, unreadable
 from rl8x.tracking.secrets import hide
@@ -158,13 +158,9 @@ class Tail(threading.Thread):
                 if number > self._last_number:
                     self._last_number = number
                     self._lines.append((number, line.encode()))
-        self._record_ending()
-        self.wake.set()
-
-    def _record_ending(self) -> None:
-        with self._guard:
             if self._journal is not None:
                 self._journal.note_ending()
+        self.wake.set()
 
     def beat(self) -> None:
         """Write a heartbeat, and sample the machine if a sample is due."""
@@ -209,7 +205,7 @@ class Tail(threading.Thread):
         except Exception as error:  # even a bug in rl8x must not stop training
             self._failures += 1
             journal.acknowledge(outage=hide(in_words(error)), tried=True)
-            self._record_ending()
+            journal.note_ending()
             if self.orphaned:
                 return -1.0
             if self.closed:
@@ -269,7 +265,7 @@ class Tail(threading.Thread):
         if not journal.ack.finished or is_sent(journal.folder):
             store = self._store
             assert store is not None
-            _sync_one(journal.folder, lambda _: self._location, lambda _: store, _LOCK_WAIT_S)
+            _sync_one(journal.folder, lambda _: store, _LOCK_WAIT_S)
 
 
 def _source_tags() -> Mapping[str, str]:
@@ -281,10 +277,11 @@ def _prepare(database: Path | None) -> None:
     """Import MLflow, and create a new database's tables in memory, before the first journal needs them."""
     with _importing, contextlib.suppress(Exception), importing_much():  # raised again when needed
         import mlflow.entities
+        import mlflow.store.tracking.sqlalchemy_store
         import mlflow.tracking.context.registry  # noqa: F401
 
-        if database is not None:
-            prepare_tables(database)
+        if database is not None and not has_tables(database):
+            empty_tables()
 
 
 def main(parent: int, database: str | None) -> None:
@@ -402,12 +399,18 @@ def sync(
         raise TrackingError(f"there is no folder {root} with journals to send")
     named = None if to is None else locate(to)
 
-    def location_of(journal: SendingJournal) -> Location:
-        return named or _own_location(journal, allow)
+    def store_of(journal: SendingJournal) -> MLflowStore:
+        location = named or _own_location(journal, allow)
+        if location.database is not None and not has_tables(location.database):
+            raise TrackingError(
+                f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
+                "makes a new one in its folder"
+            )
+        return connect(location)
 
     for folder in root.glob(f".*{REMOVED}"):
         shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
-    reports = [_sync_one(folder, location_of, connect) for folder in journal_folders(root.absolute())]
+    reports = [_sync_one(folder, store_of) for folder in journal_folders(root.absolute())]
     return SyncReport([report for report in reports if report is not None])
 
 
@@ -427,11 +430,10 @@ def _own_location(journal: SendingJournal, allow: Callable[[Location], bool]) ->
     return location
 
 
-_LocationOf = Callable[[SendingJournal], Location]
-_Connect = Callable[[Location], MLflowStore]
+_StoreOf = Callable[[SendingJournal], MLflowStore]
 
 
-def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s: float = 0.0) -> JournalReport | None:
+def _sync_one(folder: Path, store_of: _StoreOf, wait_s: float = 0.0) -> JournalReport | None:
     """Send a journal and report; None if it had arrived already."""
     lock = FolderLock(folder)
     try:
@@ -451,7 +453,7 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
         if journal is None:
             rest = "is being sent by another process; try again when that has ended"
             raise JournalInUseError(f"the journal {folder} {rest}")
-        return _sent(journal, location_of, connect)
+        return _sent(journal, store_of)
     except JournalInUseError as error:
         return JournalReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever is in this folder, the others are sent
@@ -462,17 +464,11 @@ def _sync_one(folder: Path, location_of: _LocationOf, connect: _Connect, wait_s:
         lock.release()
 
 
-def _sent(journal: SendingJournal, location_of: _LocationOf, connect: _Connect) -> JournalReport:
+def _sent(journal: SendingJournal, store_of: _StoreOf) -> JournalReport:
     """Send a journal whose process is gone, with the entries that were set aside."""
     sender, message = None, ""
     try:
-        location = location_of(journal)
-        if location.database is not None and not has_tables(location.database):
-            raise TrackingError(
-                f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
-                "makes a new one in its folder"
-            )
-        sender = Sender(journal, connect(location), late=True)
+        sender = Sender(journal, store_of(journal), late=True)
         sender.restart_if_gone()
         sender.send_all()
         sender.end_killed()

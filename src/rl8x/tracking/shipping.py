@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import IO, Final, cast
@@ -483,7 +483,8 @@ class LastCall:
         self.note_error()
         thread = self._thread()
         if self._status is None and at_exit and thread is not None and thread.daemon and thread.ident is not None:
-            is_cut_off = self._code in [frame.f_code for frame in _frames(sys._current_frames().get(thread.ident))]
+            frame = sys._current_frames().get(thread.ident)
+            is_cut_off = frame is not None and self._code in [each.f_code for each, _ in traceback.walk_stack(frame)]
             return "KILLED" if is_cut_off else "FINISHED"
         return self._status or "FINISHED"
 
@@ -496,15 +497,9 @@ def _place(frame: FrameType) -> CodeType | None:
     """
     main = vars(sys.modules["__main__"])
     innermost = outermost = None
-    for caller in _frames(frame):
+    for caller, _ in traceback.walk_stack(frame):
         if caller.f_globals is main:
             outermost = caller.f_code
         elif innermost is None and not str(caller.f_globals.get("__name__")).startswith("rl8x."):
             innermost = caller.f_code
     return outermost or innermost
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

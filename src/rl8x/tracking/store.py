@@ -89,6 +89,7 @@ class MLflowStore:
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
         self._timeout_s = request_timeout_s
+        self.most_points = MAX_METRICS if location.database is None else _MAX_POINTS  # in one call of `log_points`
         self._file: tuple[int, int] | None = None  # device and inode of the database
         self._client: Any = self._tried(self._connect)
 
@@ -200,11 +201,6 @@ class MLflowStore:
             points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         for begin in range(0, len(points), MAX_METRICS):
             self._log_batch(run_id, points[begin : begin + MAX_METRICS], {}, {})
-
-    @property
-    def most_points(self) -> int:
-        """The largest number of points in one call of `log_points`."""
-        return MAX_METRICS if self._location.database is None else _MAX_POINTS
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
