@@ -56,14 +56,15 @@ def make(tmp_path, store, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     made = []
 
-    def make(*ops, arrives=False, key=None, ack=None, **options):
-        options = {"interval_s": 0.01, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0, **options}
+    def make(*ops, arrives=False, key=None, ack=None, owner=store, **options):
+        waits = {"interval_s": 0.01, "timeout_s": 10, "finish_timeout_s": 20.0, "outage_timeout_s": 0.0}
+        options = {**waits, "keeps_status": False, "sample": None, "fresh": True, **options}
         journal = Journal.create(tmp_path / "spool", header(key or f"abc{len(made)}", owns=True))
         if ack is not None:  # of a shipper before
             sending = SendingJournal.open(journal.folder)
             sending.acknowledge(**ack)
             sending.close()
-        made.append(run := OpenRun(journal, Location("the store"), **options))
+        made.append(run := OpenRun(journal, Location("the store"), owner, **options))
         for op in ops:
             run.append(op)
         assert not arrives or drain(run)

@@ -366,10 +366,8 @@ def name_of(op: Op) -> str:
             return f"the run's name {name!r:.100}"
         case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
             return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
-        case {"op": "text", "to": to}:
-            return f"the text {to!r:.100}"
-        case {"op": "artifact", "file": file}:
-            return f"the artifact {file!r:.100}"
+        case {"op": "text" as kind, "to": name} | {"op": "artifact" as kind, "file": name}:
+            return f"the {kind} {name!r:.100}"
         case {"op": "model", "about": {"name": name}}:
             return f"the model {name!r:.100}"
         case {"op": "open", "experiment": experiment}:

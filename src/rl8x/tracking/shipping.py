@@ -37,9 +37,6 @@ SILENT_S: Final = 5  # without a heartbeat, the store counts as down
 KILL_S: Final = 60  # without a heartbeat, the shipper is killed and replaced
 _END_S: Final = 1.0
 _CHECK_S: Final = 1.0
-# Defaults of the shipper's options for a run: seconds until an HTTP request fails, between two reads of the journal and
-# between two samples of the machine (None: no samples); whether the store cannot have the run yet.
-SHIPPER_OPTIONS: Final = {"timeout_s": 10, "interval_s": 1.0, "sample": None, "fresh": True}
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
 
 
@@ -48,26 +45,27 @@ class OpenRun:
 
     One warning is logged for each outage, and one line when it is over; meanwhile rows wait in the journal. This class
     ends a run whose tracker, `owner`, is garbage-collected, or that is open when the interpreter exits.
-    `keeps_status` leaves the status of a run that is over; `options` are further options of the shipper.
+    `keeps_status` leaves the status of a run that is over. `options` are the shipper's: seconds until an HTTP request
+    fails (`timeout_s`), between reads of the journal (`interval_s`) and between samples of the machine (`sample`; None
+    takes none), and whether the store cannot have the run yet (`fresh`).
     """
 
     def __init__(
         self,
         journal: Journal,
         location: Location,
-        owner: object = None,
+        owner: object,
         *,
-        keeps_status: bool = False,
-        finish_timeout_s: float = 30.0,
-        outage_timeout_s: float = 5.0,
+        keeps_status: bool,
+        finish_timeout_s: float,
+        outage_timeout_s: float,
         **options: object,
     ) -> None:
         """Open the run and connect its journal to the shipper."""
         self.journal, self.location = journal, location
         self.keeps_status = keeps_status
         self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
-        self._options = {**SHIPPER_OPTIONS, **options}
-        self._owner = None if owner is None else weakref.ref(owner)
+        self._options, self._owner = options, weakref.ref(owner)
         self._appending = threading.RLock()
         self.last_call = LastCall()
         self.outage = ""  # why the store is down; empty if it works
@@ -142,7 +140,7 @@ class OpenRun:
     def check(self) -> None:
         """Do the checks that are due once a second."""
         self.last_call.note_error()
-        is_collected = self._owner is not None and self._owner() is None
+        is_collected = self._owner() is None
         if is_collected:
             self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
         self.journal.drain()
