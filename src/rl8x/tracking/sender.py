@@ -191,7 +191,9 @@ class Sender:
         try:
             self._aside = []
             self.ensure()
-            self._repeats = self._repeats_now()
+            since = self.journal.ack.resumed
+            if self._repeats is None and (since or self.is_over or self.is_resumed):
+                self._read_repeats(since or None, has_newer=since > 0)
             rows: list[tuple[list[Point], int | None, int]] = []
             num_points = 0
             for op, offset, number in self.journal.read():
@@ -362,19 +364,12 @@ class Sender:
             return False
         return any(other.step == point.step for other in self.store.points(self.run_id, point.name))
 
-    def _repeats_now(self) -> ServerRepeats | None:
-        """Return a `ServerRepeats` if rows may repeat points that only the server knows, else None."""
-        since = self.journal.ack.resumed
-        if self._repeats is None and (since or self.is_over or self.is_resumed):
-            self._repeats = self._new_repeats(since or None, has_newer=since > 0)
-        return self._repeats
-
-    def _new_repeats(self, since: int | None, *, has_newer: bool) -> ServerRepeats:
+    def _read_repeats(self, since: int | None, *, has_newer: bool) -> None:
+        """Compare rows from now on with the points that the server has, which they may repeat."""
         history = functools.partial(self.store.points, self.run_id)
         last, tags = self.store.last_steps(self.run_id), self._tags()
-        repeats = ServerRepeats(since, last, history, tags, has_newer=has_newer)
-        self._left = repeats.left
-        return repeats
+        self._repeats = ServerRepeats(since, last, history, tags, has_newer=has_newer)
+        self._left = self._repeats.left
 
     def _leave_behind(self, left: LeftBehind) -> None:
         """Mark points of the run as superseded, and mention it in the description."""
@@ -493,7 +488,7 @@ class Sender:
         self._note_lost_rows(self.journal.ack.ending)  # of the previous process, whose disk refused it
         if repeats:
             since = metric_step(op["t"], "time")
-            self._repeats = self._new_repeats(since, has_newer=False)
+            self._read_repeats(since, has_newer=False)
         if "writer" in self.journal.header and not self.is_over:
             self.store.set_tags(self.run_id, {WRITER_TAG: str(self.journal.header["writer"])})
         if self.owned and not keeps_status and not self.is_over:
