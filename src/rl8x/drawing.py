@@ -43,6 +43,14 @@ class Curve(NamedTuple):
     high: Array
 
 
+def finite_curve(steps: Any, values: Any) -> Curve:
+    """Return the finite points of a line, without a band."""
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    nothing = np.full(int(finite.sum()), np.nan)
+    return Curve(steps[finite], values[finite], nothing, nothing)
+
+
 class Theme(NamedTuple):
     """Colours of a figure: its background, text and lines of the frame, faint lines, and those of the groups."""
 

@@ -18,20 +18,16 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from rl8x import drawing
-from rl8x.drawing import LIGHT, Curve, Drawing, Theme
+from rl8x.drawing import LIGHT, Drawing, draw_panels, finite_curve, png
 from rl8x.output import shown
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import logger
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _log = logger(__name__)
 
@@ -263,27 +259,16 @@ _drawing = threading.Lock()  # Matplotlib's settings are global to the process
 def draw_curves(series: Series, title: str, clock: str) -> bytes | None:
     """Draw learning curves as a PNG; None if no curve has two points, or drawing fails."""
     try:
-        lines = {name: np.asarray(points, dtype=np.float64) for name, points in series.items() if len(points) > 1}
-        if not lines:
+        curves = {name: finite_curve(*np.transpose(points)) for name, points in series.items() if len(points) > 1}
+        if not curves:
             return None
+        metric = next(iter(curves)) if len(curves) == 1 else "return"
+        draw = functools.partial(draw_panels, [curves], [metric], clock, width=1, legend=True)
         with _drawing:
-            picture = Drawing("learning-curves", title, "", functools.partial(_draw, lines, clock))
-            return drawing.png(picture, LIGHT, titled=True)
+            return png(Drawing("learning-curves", title, "", draw), LIGHT, titled=True)
     except Exception:  # such as a broken Matplotlib, or an edited journal
         _log.debug("tracking: the learning curves cannot be drawn", exc_info=True)
         return None
-
-
-def _draw(lines: Mapping[str, np.ndarray[Any, Any]], clock: str, theme: Theme) -> Figure:
-    figure = drawing.new_figure(8.4, 4.6)
-    panel = figure.subplots()
-    curves = {}
-    for name, points in lines.items():
-        no_band = np.full(len(points), np.nan)
-        curves[name] = Curve(points[:, 0], points[:, 1], no_band, no_band)
-    drawing.draw_curves(panel, curves, clock, next(iter(lines)) if len(lines) == 1 else "return", theme)
-    drawing.draw_legend(figure, panel, len(lines))
-    return figure
 
 
 SWITCH: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"

@@ -17,7 +17,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, read
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.distributed import ranks
-from rl8x.drawing import LIGHT, draw_panels
+from rl8x.drawing import LIGHT, draw_panels, finite_curve
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config, parsed
 from rl8x.names import did_you_mean
@@ -28,7 +28,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, Tracker, TrackingError
 from rl8x.tracking.runs import RunReader
 from rl8x.tracking.secrets import logger
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name
-from rl8x.trainers.grid import RETURNS, finite_curve, grid_name, log_grid, measure_grid
+from rl8x.trainers.grid import RETURNS, grid_name, log_grid, measure_grid
 from rl8x.trainers.record import Record
 from rl8x.trainers.train_step import TrainStep
 from rl8x.video import Film, check_pictures, film, make_filmed

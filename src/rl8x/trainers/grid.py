@@ -21,7 +21,6 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import available_bytes, check_cells, slot_bytes
 from rl8x.drawing import (
     LIGHT,
-    Curve,
     Drawing,
     Theme,
     along,
@@ -29,6 +28,7 @@ from rl8x.drawing import (
     draw_line,
     draw_map,
     drawn,
+    finite_curve,
     labelled,
     main_pair,
     new_figure,
@@ -234,14 +234,6 @@ def plot_grid(frame: pandas.DataFrame) -> Figure:
     if drawing is None:
         raise ValueError("there is nothing to draw: give one parameter of the grid several values with finite returns.")
     return drawn(drawing, LIGHT, titled=True)
-
-
-def finite_curve(steps: Any, values: Any) -> Curve:
-    """Return the finite points of a line, without a band."""
-    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(values)
-    nothing = np.full(int(finite.sum()), np.nan)
-    return Curve(steps[finite], values[finite], nothing, nothing)
 
 
 def _parameters_of(frame: pandas.DataFrame) -> list[str]:
