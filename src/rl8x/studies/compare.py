@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
+_CURVE: Final = ("steps", "mean", "low", "high")
 _POINTS: Final = ["run_id", "metric", "step", "value"]
 # Metrics for which a run logs `best/NAME`, the best over all its rows.
 _WITH_BEST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
@@ -226,7 +227,7 @@ class Comparison:
         """
         tables = {"runs.csv": self.frame} | ({"groups.csv": self.grouped} if self.group_by else {})
         parts = [
-            pandas.DataFrame({"metric": metric, "group": label} | curve._asdict())
+            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]

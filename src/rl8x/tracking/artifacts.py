@@ -245,14 +245,9 @@ def _load_pyfunc(path: str) -> PolicyModel:
 
 def describe_model(policy: Policy) -> dict[str, Any]:
     """Return a policy's signature, an example input and its pip requirements, as plain data for MLflow."""
-    from rl8x.portable import zeros
-    from rl8x.trees import flatten_tree
+    from rl8x.export import DecisionProgram
 
-    policy_inputs = flatten_tree("obs", zeros(policy.seen_space, 1))
-    memory = {f"{_STATE}{name}": part for name, part in policy.memory(1).items()}
-    inputs = {name: part.numpy() for name, part in (policy_inputs | memory).items()}
-    if memory:
-        inputs["starts"] = np.ones(1, dtype=bool)
+    inputs = {name: part.numpy() for name, part in DecisionProgram(policy, sampled=False).example(1).items()}
     outputs = PolicyModel(policy).predict(inputs)
     outputs = outputs if isinstance(outputs, dict) else {"actions": outputs}
     return {
