@@ -14,7 +14,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, Tr
 from rl8x.tracking.protocol import NameTable, artifact_name, legal_name, metric_step, metric_value, readable
 
 LEGAL = {"returns/mean": "returns/mean", "a.b-c d:e_1": "a.b-c d:e_1", "accuracy (%)": "accuracy ___", "a//b": "a/b"}
-LEGAL |= {"hidden[0]": "hidden_0_", "/a/": "a", "a/../b": "a/__/b", ".": "_", "größe": "größe"}
+LEGAL |= {"hidden[0]": "hidden_0_", "/a/": "a", "a/../b": "a/__/b", ".": "_", "..0": "_.0", "größe": "größe"}
 
 
 @pytest.mark.parametrize("given_name", LEGAL)
@@ -69,7 +69,7 @@ def test_metric_values_and_steps():
     assert [metric_value("x", one) for one in ones] == [2.0] * 4
     given = [3, True, torch.tensor(1.5), np.float32(0.5), math.nan, -math.inf]
     assert str([metric_value("x", value) for value in given]) == "[3.0, 1.0, 1.5, 0.5, nan, -inf]"
-    for bad in (None, "high", torch.zeros(2), np.zeros(2), [1.0], 10**400):
+    for bad in ("..b", None, "high", torch.zeros(2), np.zeros(2), [1.0], 10**400):
         with pytest.raises(TypeError, match="'loss' must be one number"):
             metric_value("loss", bad)
     assert metric_step(np.int64(7)) == metric_step(torch.tensor(7)) == 7
@@ -82,7 +82,7 @@ def test_metric_values_and_steps():
 def test_artifact_names_stay_inside():
     assert artifact_name("a/b.txt") == "a/b.txt"
     assert artifact_name("./a//b.txt") == "a/b.txt"
-    for bad in ("/etc/passwd", "../x", "a/../../x", "a/..", "", " ", ".", "C:/x", "a\\..\\b", "~/x", "a\0b"):
+    for bad in ("..b", "/etc/passwd", "../x", "a/../../x", "a/..", "", " ", ".", "C:/x", "a\\..\\b", "~/x", "a\0b"):
         with pytest.raises(ValueError, match="artifact's name"):
             artifact_name(bad)
 

@@ -237,7 +237,7 @@ def legal_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a name must be a str; got {type(name).__name__} {name!r}")
     parts = [part if part.strip(".") else "_" * len(part) for part in _ILLEGAL.sub("_", name).split("/") if part]
-    legal = "/".join(parts)
+    legal = re.sub(r"^\.\.", "_.", "/".join(parts))
     if not legal:
         raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
     if len(legal) > MAX_NAME_LENGTH:
@@ -322,7 +322,7 @@ def artifact_name(name: str) -> str:
     """Return a normalized artifact name; raise `TrackingError` if it is not a relative path inside the folder."""
     text = _SURROGATE.sub(lambda surrogate: f"_u{ord(surrogate[0]):x}", str(name))
     path = posixpath.normpath(text) if text.strip() else "."
-    odd = path == "." or text.startswith(("/", "~")) or "\\" in text or "\0" in text
+    odd = path == "." or text.startswith(("/", "~", "..")) or "\\" in text or "\0" in text
     if odd or ":" in text.split("/")[0] or ".." in text.split("/"):
         raise TrackingError(f"an artifact's name must be a relative path without '..', ':' or '\\'; got {text!r}")
     return path
