@@ -115,10 +115,7 @@ class CompiledProgram:
 
 
 class Compiler:
-    """Compiles programs, several at a time, into the cache; at the first wait, calls `say` with a line.
-
-    Several threads may use it at once.
-    """
+    """Compiles programs into the cache, also for several threads at once; says at the first wait that it waits."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self.artifacts = artifacts
@@ -188,10 +185,7 @@ class Compiler:
         return library
 
     def num_missing(self, seconds: float = 0.0) -> int:
-        """Return the number of requested programs that are still missing, after `seconds` or once one more is done.
-
-        If the process has ended, nothing is missing: `library` then raises.
-        """
+        """Return how many requested programs are missing, after `seconds` or one more; 0 if the process has ended."""
         process = self._process
         if not self._requested or process is None or self._owner != os.getpid():
             return 0

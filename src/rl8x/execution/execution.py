@@ -169,11 +169,7 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether a step has to wait for compiled programs.
-
-        Args:
-            step: The number of the step, counted from 0.
-        """
+        """Return whether a step, counted from 0, has to wait for compiled programs."""
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     def fall_back(self) -> None:
@@ -182,11 +178,7 @@ class Execution:
         self.prepares, self.fell_back = False, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
-
-        Args:
-            error: The reason.
-        """
+        """Warn why a program could not be made, and run eagerly from now on; raise the error unless mode is `auto`."""
         if not self.falls_back:
             raise error
         self.fall_back()
@@ -264,10 +256,7 @@ class GuardedProgram:
 
 @contextlib.contextmanager
 def kept_generators(device: torch.device | None = None) -> Iterator[None]:
-    """Restore torch's own generators, the CPU's and the device's, at the end.
-
-    All threads of a process share them, so only one thread at a time may be in this context; others wait.
-    """
+    """Restore torch's own generators at the end; a thread waits for another's context, as threads share them."""
     on_cuda = device is not None and device.type == "cuda"
     with _GENERATORS, torch.random.fork_rng(devices=[device] if on_cuda else []):
         yield

@@ -141,24 +141,17 @@ def adam_step(device: str, decoupled: bool) -> Callable[..., None]:
 
 
 def advance(gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, beta1: float, beta2: float) -> list[Tensor]:
-    """Update the running means of gradients, `[size]`, and of their squares, in place; return their bias corrections.
-
-    These are 1 - beta^step, `[1]`, computed as -expm1(step log beta), which is accurate where beta^step is near 1.
-    """
+    """Update running means of gradients and squares, `[size]`, in place; return their bias corrections, `[1]`."""
     first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
     logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
-    return [torch.expm1(step * log).neg() for log in logs]
+    return [torch.expm1(step * log).neg() for log in logs]  # 1 - beta^step, also where beta^step is near 1
 
 
 def _elementwise(
     decoupled: bool, *vectors: Any, lr: Any, beta1: Any, beta2: Any, weight_decay: Any, eps: Any, **_: Any
 ) -> None:
-    """Make the step of torch's fused kernel with elementwise operators.
-
-    Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, so
-    that each weight costs one division.
-    """
+    """Make the step of torch's fused kernel, with one division a weight: section 2 of arXiv:1412.6980."""
     [weights], [gradient], [first], [second], _, [step] = vectors
     if weight_decay and decoupled:
         weights.mul_(1.0 - lr * weight_decay)

@@ -72,12 +72,7 @@ def load_inductor() -> None:
 
 
 def is_traced() -> bool:
-    """Return whether operators are being traced or transformed, rather than executed eagerly.
-
-    No public name tells whether a transform of torch.func or a dispatch mode, such as that of make_fx or fake tensors,
-    is active. If the private ones are missing, the answer is True, and eager perceptrons run layer by layer, which is
-    slower.
-    """
+    """Return whether operators are traced or transformed; if no name tells, True: perceptrons run layer by layer."""
     if torch.compiler.is_compiling():  # first, since torch.compile cannot trace what follows
         return True
     transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
@@ -86,10 +81,7 @@ def is_traced() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `x weight^T + bias` with oneDNN in full float32 precision; `x` is contiguous.
-
-    If the name is missing, `kernels.has_fast_linear` is False.
-    """
+    """Compute `x weight^T + bias` with oneDNN in full float32; `x` is contiguous. See `kernels.has_fast_linear`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
