@@ -169,7 +169,11 @@ class Execution:
         return changes
 
     def awaits(self, step: int) -> bool:
-        """Return whether a step, counted from 0, has to wait for compiled programs."""
+        """Return whether a step has to wait for compiled programs.
+
+        Args:
+            step: The number of the step, counted from 0.
+        """
         return self.mode != self.target and self.waits and step >= self.starts_at > 0
 
     def fall_back(self) -> None:
@@ -178,7 +182,11 @@ class Execution:
         self.prepares, self.fell_back = False, True
 
     def give_up(self, error: ProgramError) -> None:
-        """Warn why a program could not be made, and run eagerly from now on; raise the error unless mode is `auto`."""
+        """Warn that a program could not be made, and run eagerly from now on; raise unless the mode is `auto`.
+
+        Args:
+            error: The reason.
+        """
         if not self.falls_back:
             raise error
         self.fall_back()
