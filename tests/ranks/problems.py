@@ -174,14 +174,12 @@ def share_batches(algorithm, half):
     """Have one process draw the rows and the noise of two ranks."""
     generators, sample, draw = generators_of("minibatches"), algorithm.replay.sample, algorithm.draw
     algorithm.replay.sample = lambda count, size, _: torch.cat([sample(count, half, each) for each in generators], 1)
-    whole = type(algorithm)
-    halved = type(whole.__name__, (whole,), {"batch_size": half})
 
     def draw_both(first, count):
-        algorithm.__class__, parts = halved, []
+        algorithm.batch_size, parts = half, []
         for algorithm.generator in generators:
             parts.append(draw(first, count))
-        algorithm.__class__ = whole
+        algorithm.batch_size = 2 * half
         shapes = {name: [*part.shape] for name, part in parts[0].items()}
         halves = {name: shape.index(half) for name, shape in shapes.items() if half in shape}
         return parts[0] | {name: torch.cat([part[name] for part in parts], at) for name, at in halves.items()}
