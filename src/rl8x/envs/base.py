@@ -505,8 +505,9 @@ def advanced(env: Env, carry: Carry, actions: Actions, noise: Tensor) -> tuple[C
     is_apart = getattr(env.advance, "is_apart", False)
     with torch.no_grad():  # restores gradients' mode, as in `restarted`
         carry, step = env.advance(carry, actions if is_apart else tree_map(Tensor.clone, actions), noise)
-    flags = {"terminated": step.terminated, "truncated": step.truncated}
-    check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
+    if (step.rewards.shape, step.terminated.shape, step.truncated.shape) != ((env.num_envs,),) * 3:
+        flags = {"terminated": step.terminated, "truncated": step.truncated}
+        check_rows(f"{type(env).__name__}.advance", env.num_envs, rewards=step.rewards, **flags)
     if not is_apart:
         parts: Any = (part if part is None else tree_map(Tensor.clone, part) for part in step)
         step = Step(*parts)

@@ -215,7 +215,7 @@ class GymnasiumEnv(SimulatorEnv):
             parameters = self._redrawn(done, parameters, fresh)
         final = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
         results, ends = (shown, rewards, terminated, truncated, obs), {"valid": valid, "final": final}
-        following, step = self.finish(carry, parameters, info, done, *results, **ends)
+        following, step = self.finish(carry, parameters, info, done, *results, any_done=any_done, **ends)
         if any_done and not waits:  # after the metrics, which a reset may overwrite
             shown, final_obs = self._reset_done(obs, done, info, parameters)
             step = step._replace(obs=shown, final_obs=final_obs)

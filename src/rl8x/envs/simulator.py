@@ -104,6 +104,7 @@ class SimulatorEnv(Env):
         *results: Any,
         valid: Tensor | None = None,
         final: Tensor | None = None,
+        any_done: bool = True,
     ) -> tuple[Carry, Step]:
         """Return the result of `advance`: the next carry, and the step.
 
@@ -115,6 +116,7 @@ class SimulatorEnv(Env):
             *results: The first fields of `Step`, up to `final_obs`.
             valid: The field of that name of `Step`.
             final: As `EpisodeMetrics.update` takes it.
+            any_done: Whether an episode may have ended; False spares work.
         """
         returns, elapsed = carry["returns"] + results[1], carry["elapsed"] + 1
         metrics = carry.get("metrics", {})
@@ -123,9 +125,10 @@ class SimulatorEnv(Env):
                 metrics, info, final, torch.ones_like(done) if valid is None else valid
             )
         fields: Any = (*results, returns, elapsed, valid, self.episode_metrics.values(metrics))
-        self.episode_metrics.check_reported(metrics, info, done)
-        metrics = self.episode_metrics.restarted(metrics, done)
-        elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
+        if any_done:
+            self.episode_metrics.check_reported(metrics, info, done)
+            metrics = self.episode_metrics.restarted(metrics, done)
+            elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         following = {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns, "metrics": metrics}
         return following, Step(*fields)
 
