@@ -13,7 +13,7 @@ from tests.trainers.test_rows import ROW, make
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
-from rl8x.output import measured, say
+from rl8x.output import cut_apart, measured, say, table
 from rl8x.trainers.rows import ProgressReporter
 
 TRAIN = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--device", "cpu", "--no-tracking"]
@@ -121,3 +121,23 @@ def test_letters_that_a_locale_does_not_have_are_escaped_and_the_rest_is_written
 )
 def test_measured_numbers_have_four_digits_or_all_before_the_point(value, text):
     assert measured(value) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "width", "cut"),
+    [
+        (["abcdefghij", "abc"], 7, ["ab...ij", "abc"]),
+        (["abcdeXghijk", "abcdeYghijk", "abcdeXghijk"], 8, ["abcdeXghijk", "abcdeYghijk", "abcdeXghijk"]),
+        (["abXdefghijk", "abYdefghijk"], 6, ["abX...ijk", "abY...ijk"]),
+        ([], 5, []),
+    ],
+)
+def test_texts_are_cut_as_far_as_they_still_differ(texts, width, cut):
+    assert cut_apart(texts, width) == cut
+
+
+def test_rows_of_a_narrow_table_keep_the_part_of_their_names_that_differs():
+    names = [f"wide, hidden_sizes={sizes}, lr_schedule=adaptive" for sizes in ("[32]", "[64, 32]")]
+    shown = table([["", "mean"], [names[0], "1.0"], [names[1], "1.0"]], 40).splitlines()
+    assert len(set(shown)) == len(shown)
+    assert [line.split()[-1] for line in shown] == ["mean", "1.0", "1.0"]

@@ -141,9 +141,10 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
 
 def _in_blocks(rows: Sequence[Sequence[str]], width: int) -> str:
     # A first column wider than half the width, and other cells wider than the rest, are cut.
-    first = min(max(len(row[0]) for row in rows), max(width // 2, 8))
-    rest = max(width - first - 2, 8)
-    rows = [[cut_middle(row[0], first), *(cut_middle(cell, rest) for cell in row[1:])] for row in rows]
+    most = max(width // 2, 8)
+    rest = max(width - min(most, max(len(row[0]) for row in rows)) - 2, 8)
+    firsts = cut_apart([row[0] for row in rows], most)
+    rows = [[first, *(cut_middle(cell, rest) for cell in row[1:])] for first, row in zip(firsts, rows, strict=True)]
     blocks: list[list[int]] = [[0]]
     for column in range(1, len(rows[0])):
         if len(blocks[-1]) > 1 and width_of([[row[each] for each in (*blocks[-1], column)] for row in rows]) > width:
@@ -163,3 +164,10 @@ def cut_middle(text: str, width: int) -> str:
         return text
     left = (width - 3) // 2
     return f"{text[:left]}...{text[len(text) - (width - 3 - left) :]}"
+
+
+def cut_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Shorten texts in their middles to a width, or to the least at which no two of them read the same."""
+    longest, number = max(map(len, texts), default=0), len({*texts})
+    widths = (*range(width, longest), longest)
+    return next(cut for at in widths if len({*(cut := [cut_middle(text, at) for text in texts])}) == number)

@@ -246,6 +246,16 @@ def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
     assert list(alike) == ["a (id-a)", "a (other)"]
 
 
+def test_long_values_that_differ_in_their_middle_are_two_groups():
+    sizes = [
+        f"{{'hidden_sizes': [64, 64], 'activation': '{name}', 'shared': True, 'layer_norm': True}}"
+        for name in ("tanh", "elu", "elu")
+    ]
+    groups = grouped_runs([record(name, model=size) for name, size in zip("abc", sizes, strict=True)], ["model"])
+    assert [[run.name for run in runs] for runs in groups.values()] == [["b", "c"], ["a"]]
+    assert all(len(label) < len(f"model={sizes[0]}") for label in groups)
+
+
 ONLINE, OFFLINE = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
 
 

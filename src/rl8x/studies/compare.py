@@ -20,7 +20,7 @@ from rl8x import drawing, keys
 from rl8x.checkpoint import files
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
-from rl8x.output import counted, cut_middle, in_line, measured, percent, table, width_of
+from rl8x.output import counted, cut_apart, in_line, measured, percent, table, width_of
 from rl8x.plain import names_in
 from rl8x.studies import figures, statistics
 from rl8x.studies.table import DEFINITION, plain_name, read, read_if_there
@@ -138,8 +138,7 @@ class Comparison:
         frame = self.frame
         columns = [["run", *map(in_line, frame["name"])]]
         for name in (name for name in frame if name.startswith("params.")):
-            values = (cut_middle(value, _MAX_VALUE) for value in frame[name].fillna("-"))
-            columns.append([name.removeprefix("params."), *values])
+            columns.append([name.removeprefix("params."), *cut_apart([*frame[name].fillna("-")], _MAX_VALUE)])
         if set(frame["status"]) != {"FINISHED"}:
             columns.append(["status", *frame["status"].str.lower()])
         columns.append(["steps", *frame["steps"].map(_count)])
@@ -396,9 +395,10 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
         return {run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})": [run] for run in runs}
     groups: dict[str, list[RunRecord]] = {}
     values = {run.id: [params_of(run).get(name) for name in by] for run in runs}
-    for run in sorted(runs, key=lambda run: [*map(_order, values[run.id])]):
-        shown = (cut_middle(str(value), _MAX_VALUE) for value in values[run.id])
-        groups.setdefault(", ".join(map("{}={}".format, by, shown)), []).append(run)
+    ordered = sorted(runs, key=lambda run: [*map(_order, values[run.id])])
+    shown = [cut_apart([str(values[run.id][place]) for run in ordered], _MAX_VALUE) for place in range(len(by))]
+    for run, own in zip(ordered, zip(*shown, strict=True), strict=True):
+        groups.setdefault(", ".join(map("{}={}".format, by, own)), []).append(run)
     return groups
 
 
