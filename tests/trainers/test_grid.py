@@ -43,6 +43,10 @@ class Few(Product):
     max_num_envs = 7
 
 
+class Named(Product):
+    parameters: ClassVar = Product.parameters | {"lengths": Parameter(default=1.0, low=0.0, high=2.0)}
+
+
 class Endless(Product):
     default_time_limit = None
 
@@ -143,6 +147,7 @@ HUGE = {"linspace": [-9, 9, 1000]}
         (Product, {"a": np.zeros((2, 2))}, {}, r"^grid\['a'\] must have finite numbers; got \[0.0, 0.0\]"),
         (Product, {"a": {"uniform": [0, 1]}}, {}, r"^`grid` draws 'a': list its values"),
         (Product, {}, {}, r"^`grid` must give values to one parameter"),
+        (Named, {"lengths": [1]}, {}, r"^`grid`: 'lengths' is a column of the results \(episodes, .*: give the"),
         (Product, {"a": HUGE, "b": HUGE}, {}, r"^`grid` has 1,000,000 cells; at most"),
         (Product, {"a": [1, 2]}, {"episodes": 0}, "`episodes` must be a whole number, at least 1; got 0"),
         (Product, {"a": [1, 2]}, {"seed": -1}, "`seed` must be a whole number, at least 0; got -1"),

@@ -174,6 +174,11 @@ def measure_grid(
     episodes = checked_number(episodes, "episodes", least=1, whole=True)
     seed = checked_number(seed, "seed", least=0, whole=True)
     cells = make_cells(grid, called="grid")
+    if taken := [name for name in cells if name in _MEASURED]:
+        raise ValueError(
+            f"`grid`: {taken[0]!r} is a column of the results ({', '.join(_MEASURED)}), so that no parameter can have "
+            "that name there: give the environment's another one."
+        )
     factory, env = evaluations.factory, evaluations.env_in_use
     if factory is None and env is None:
         raise RuntimeError(f"{NOWHERE}.")
