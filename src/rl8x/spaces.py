@@ -16,6 +16,8 @@ DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
+WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
+"""For types of whole numbers that torch hardly supports, a type that holds all their numbers."""
 LARGEST_BOUND: Final = 1e9
 """Bounds of actions from this one on count as none: the squared norm of a critic's gradient grows with their fourth
 power, which float32 cannot hold."""
@@ -89,9 +91,11 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
     return function(space)
 
 
-def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space with float32 in place of float64 and of floats in another byte order."""
+def in_tensor_types(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space with float32 in place of float64 and of floats in another byte order, and types as `WIDER`."""
     dtype = np.dtype(space.dtype)
+    if isinstance(space, spaces.Box) and dtype.name in WIDER:
+        return spaces.Box(space.low, space.high, space.shape, WIDER[dtype.name])
     if isinstance(space, spaces.Box) and dtype.kind == "f" and not (dtype.isnative and dtype.itemsize <= 4):
         with np.errstate(over="ignore"):  # the largest bounds of float64 become infinite
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
@@ -117,7 +121,7 @@ def check_bounds(space: Any, owner: str, instead: str) -> None:
 
 def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
     """Whether a policy for one space fits the other: they are equal, except that precisions of floats may differ."""
-    return bool(map_spaces(one, in_float32) == map_spaces(other, in_float32))
+    return bool(map_spaces(one, in_tensor_types) == map_spaces(other, in_tensor_types))
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:

@@ -113,6 +113,36 @@ def test_spaces_of_numbers_in_the_other_order_of_bytes_are_those_of_float32(dtyp
     assert algorithm.rollout.tree(keys.OBS)[1].tolist() == [[0.25, -0.5]] * 2
 
 
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_whole_numbers_that_torch_hardly_supports_are_observed_in_a_wider_type(mode):
+    class Depth(gymnasium.Env):
+        observation_space = spaces.Dict({"depth": spaces.Box(0, 65_535, (1,), np.uint16), "id": IDS})
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.time = 65_533
+            return self.seen(), {}
+
+        def seen(self):
+            return {"depth": np.array([self.time], np.uint16), "id": IDS.high}
+
+        def step(self, action):
+            self.time += 1
+            return self.seen(), 1.0, self.time == 65_535, False, {}
+
+    env = GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Depth] * 2, autoreset_mode=mode))
+    algorithm = PPOConfig(num_envs=2, horizon=6, seed=0, device="cpu").build(env)
+    algorithm.collect()
+    seen = algorithm.rollout.tree(keys.OBS)
+    lost = [65_535] if mode == AutoresetMode.NEXT_STEP else []  # its row is no experience
+    assert seen["depth"][:4, 0, 0].tolist() == ([65_533, 65_534, *lost, 65_533, 65_534])[:4]
+    assert (seen["id"] == 2**32 - 1).all()
+    assert algorithm.policy.decide({"depth": np.array([65_535], np.uint16), "id": IDS.high}).actions in (0, 1)
+
+
+IDS = spaces.Box(0, 2**32 - 1, (1,), np.uint32)
+
+
 def test_bounds_of_actions_in_float32_are_no_wider_than_the_simulators():
     env = GymnasiumEnv(Strict, 2, seed=1)
     space = env.single_action_space
@@ -339,7 +369,7 @@ LATER = {
     "shape": ({}, np.zeros(2), r"Changing\.step: the observation must be elements of Box.*; got ndarray \[2\]"),
     "kind": ({}, np.zeros(3, complex), "Changing.step: the observation must be .*; got .* of complex128"),
     "none": ({}, "x", "Changing.step: the observation must be elements of Box.*; got 'x'"),
-    "reward": ({}, (np.zeros(3), np.ones(1)), r"Changing\.step: `reward` must be one number.*; got ndarray \[1\]"),
+    "reward": ({}, (np.zeros(3), np.ones(2)), r"Changing\.step: `reward` must be one number.*; got ndarray \[2\]"),
     "text as reward": ({}, (np.zeros(3), "x"), r"Changing\.step: `reward` must be one number.*; got 'x'"),
     "part": (
         {"observation_space": DictToy.observation_space},

@@ -46,7 +46,7 @@ from rl8x.envs.vectorised import (
     vectorised,
 )
 from rl8x.plain import frozen
-from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
+from rl8x.spaces import check_supported, element_of, in_tensor_types, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree, tree_map, without_ends
 
 _ELAPSED: Final = "_elapsed_steps"
@@ -61,7 +61,8 @@ class GymnasiumEnv(SimulatorEnv):
     `Step.valid` is false; the row has reward 0 and is marked truncated, so that the next row begins an episode. In
     DISABLED mode the adapter resets the copies whose episode ended, in the same step.
 
-    Float64 becomes float32. `close` closes the copies, even those of a given vector environment.
+    Float64 becomes float32, uint16 int32, and uint32 int64. `close` closes the copies, even those of a given vector
+    environment.
 
     Arguments that are not listed here are those of `Env`.
 
@@ -125,10 +126,10 @@ class GymnasiumEnv(SimulatorEnv):
         self._takes_tensors = False
         self._is_known = False  # whether its results have been checked
         try:
-            check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
-            check_supported(self._source_action_space, f"{self._source}.single_action_space")
-            self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
+            self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_tensor_types)
             self.single_action_space = map_spaces(self._source_action_space, policy_space)
+            check_supported(self.single_observation_space, f"{self._source}.single_observation_space")
+            check_supported(self.single_action_space, f"{self._source}.single_action_space")
             self._bound = self._bind(copies)
             self.parameters = {} if self._bound is None else self._bound.parameters
             limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
@@ -316,8 +317,8 @@ class _PartialReset(dict[str, Any]):
 
 def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return an action space in float32, of bounds no wider than the simulator's: 0.1 in float32 is more than 0.1."""
-    rounded = in_float32(space)
-    if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
+    rounded = in_tensor_types(space)
+    if isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box) and rounded.dtype == np.float32 != space.dtype:
         low, high = rounded.low, rounded.high
         low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
         high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)

@@ -31,7 +31,7 @@ from rl8x.envs.vectorised import copied
 from rl8x.importing import Trust, import_class
 from rl8x.keys import ACTION_MASK
 from rl8x.plain import frozen, thawed
-from rl8x.spaces import describe_space, element_of, in_float32, map_spaces, tree_of
+from rl8x.spaces import describe_space, element_of, in_tensor_types, map_spaces, tree_of
 
 
 class PettingZooEnv(SimulatorEnv):
@@ -89,8 +89,8 @@ class PettingZooEnv(SimulatorEnv):
         of_agents = (map(of, self.team.names) for of in (first.observation_space, first.action_space))
         self._agent_space, self._action_space = self.team.common(*of_agents)
         self._state_space = _state_space(first) if state else None
-        shown = None if self._state_space is None else in_float32(self._state_space)
-        self.single_observation_space = self.team.space(map_spaces(self._agent_space, in_float32), shown)
+        shown = None if self._state_space is None else in_tensor_types(self._state_space)
+        self.single_observation_space = self.team.space(map_spaces(self._agent_space, in_tensor_types), shown)
         self.single_action_space = map_spaces(self._action_space, policy_space)
         self._nobody = next(iter(iterate(batch_space(self._agent_space, 1), create_empty_array(self._agent_space, 1))))
         if isinstance(self._nobody, dict) and ACTION_MASK in self._nobody:

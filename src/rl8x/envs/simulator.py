@@ -19,6 +19,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.team import Team
 from rl8x.plain import frozen, thawed
+from rl8x.spaces import WIDER
 
 _DTYPES: Final = {np.float32: torch.float32, np.bool_: torch.bool}
 
@@ -140,7 +141,7 @@ class SimulatorEnv(Env):
         if dtype is None:
             value = np.asarray(value)
             native = value.dtype.newbyteorder("=")
-            dtype = np.float32 if native == np.float64 else native
+            dtype = np.float32 if native == np.float64 else WIDER.get(native.name, native)
         return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.steps import Observation, by_part
 from rl8x.names import did_you_mean
-from rl8x.spaces import AsymmetricDict, check_supported, describe_space, without_parts
+from rl8x.spaces import AsymmetricDict, check_supported, describe_space, in_tensor_types, map_spaces, without_parts
 from rl8x.trees import first_tensor, tree_map
 
 TeamReturn: TypeAlias = str | Callable[[Tensor], Tensor]
@@ -101,7 +101,7 @@ class Team:
         """
         found = []
         for what, (first, *others) in zip(("observations", "actions"), of_agents, strict=True):
-            check_supported(first, f"{self.owner}: {what} of {self.names[0]}")
+            check_supported(map_spaces(first, in_tensor_types), f"{self.owner}: {what} of {self.names[0]}")
             for name, space in zip(self.names[1:], others, strict=True):
                 if space != first:
                     raise ValueError(

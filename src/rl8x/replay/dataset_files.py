@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.disk import SUMS, sums_of, wrong_sums
-from rl8x.spaces import space_from_plain, space_to_plain, tree_of
+from rl8x.spaces import WIDER, space_from_plain, space_to_plain, tree_of
 from rl8x.trees import flatten_tree
 
 # Names in D4RL's layout.
@@ -183,10 +183,6 @@ def transitions_of(episode: Any) -> dict[str, Tensor]:
     }
 
 
-# For types of whole numbers that torch hardly supports, a type that holds all their numbers.
-_WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
-
-
 @contextlib.contextmanager
 def refused_if_damaged(what: str) -> Iterator[None]:
     """Turn any exception in the context except `ImportError` into a one-line `ValueError` that begins with `what`."""
@@ -253,7 +249,7 @@ def _tensor(name: str, array: Any) -> Tensor:
     array = np.asarray(array)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` is not an array of numbers")
-    array = array.astype(_WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False)
+    array = array.astype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False)
     if array.dtype == np.uint64:
         if array.size and array.max() > np.iinfo(np.int64).max:
             raise ValueError(f"`{name}` has numbers that no tensor holds")
