@@ -142,11 +142,15 @@ def test_defaults_are_read_and_come_back_exactly():
 
 
 def test_the_simulator_depends_on_the_last_values_alone():
-    env = GymnasiumEnv("CartPole-v1", 1, seed=0, parameters=CARTPOLE)
+    factors = {"pull": Scale("gravity", high=3.0), "push": Scale("gravity", high=3.0)}  # gravity has three names
+    env = GymnasiumEnv("CartPole-v1", 1, seed=0, parameters=CARTPOLE | factors)
     names = ("length", "masspole", "masscart", "gravity", "total_mass", "polemass_length")
-    for config in ({"length": 2.0, "masspole": 0.5}, {"masspole": 3.0, "gravity": 1.0}, {}, {"masscart": 0.25}):
+    several = [{"length": 2.0, "masspole": 0.5}, {"masspole": 3.0, "gravity": 1.0}, {}, {"masscart": 0.25}]
+    for config in [*several, *({name: 2.0} for name in ("push", "pull", "gravity", "pull", "push"))]:
         env.reset(config=config)
-        fresh, _ = by_hand(0, config)
+        pulls = any(name in factors for name in config)
+        fresh, _ = by_hand(0, {} if pulls else config)
+        fresh.unwrapped.gravity *= 2.0 if pulls else 1.0
         for name in names:
             assert env.vector_env.get_attr(name)[0] == getattr(fresh.unwrapped, name)
 

@@ -53,8 +53,10 @@ class BoundSimulator:
         }
         if all(_same(value, self._values[name]) for name, value in values.items()):
             return
-        # All that were ever set are set again: as bindings may overlap, the result then depends on the values alone.
-        self._written = [name for name, value in values.items() if value is not None or name in self._written]
+        # All that were ever set are set again, those without a value first: as bindings may overlap, the result then
+        # depends on the values alone.
+        written = [name for name, value in values.items() if value is not None or name in self._written]
+        self._written = sorted(written, key=lambda name: values[name] is not None)
         for name in self._written:
             with in_parameter(name):
                 self.bindings[name].write(self.simulator, self.originals[name], values[name])
