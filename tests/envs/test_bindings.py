@@ -160,6 +160,7 @@ def test_paths_lead_to_elements_and_whole_arrays():
         def __init__(self):
             super().__init__()
             self.limits, self.inner, self.wide = {"x": 4.0}, Echo(), torch.tensor([1.0, 1.0])
+            self.counts, self.numbers = np.array([2, 2]), torch.tensor([2, 2])
 
     parameters = {
         "first": "gusts[0]",
@@ -167,17 +168,20 @@ def test_paths_lead_to_elements_and_whole_arrays():
         "deep": "inner.gusts[1]",
         "wide": "wide",
         "count": "count",
+        "counts": "counts",
+        "numbers": "numbers",
         "all": Scale(["inner.wind", Attribute("limits[x]")]),
     }
     env = GymnasiumEnv(Nested, 1, parameters=parameters)
-    assert [env.parameters[name].default for name in parameters] == [1.0, 4.0, 2.0, 1.0, 2.0, 1.0]
-    env.reset(config={"first": 7, "deep": 5, "wide": 3, "count": 4, "all": 3})
+    assert [env.parameters[name].default for name in parameters] == [1.0, 4.0, 2.0, 1.0, 2.0, 2.0, 2.0, 1.0]
+    env.reset(config={"first": 7, "deep": 5, "wide": 3, "count": 4, "counts": 5, "numbers": 6, "all": 3})
     inside = env.vector_env.envs[0].unwrapped
-    arrays = inside.gusts, inside.inner.gusts, inside.wide
-    assert [each.tolist() for each in arrays] == [[7.0, 2.0], [1.0, 5.0], [3.0, 3.0]]
+    arrays = inside.gusts, inside.inner.gusts, inside.wide, inside.counts, inside.numbers
+    assert [each.tolist() for each in arrays] == [[7.0, 2.0], [1.0, 5.0], [3.0, 3.0], [5, 5], [6, 6]]
     assert (inside.count, type(inside.count), inside.inner.wind, inside.limits) == (4, int, 3.0, {"x": 12.0})
-    with pytest.raises(ValueError, match=r"'count' is a whole number; got 2\.5\. Draw whole ones with Choice"):
-        env.reset(config={"count": 2.5})
+    for name in ("count", "counts", "numbers"):
+        with pytest.raises(ValueError, match=rf"'{name}' is a whole number; got 2\.5\. Draw whole ones with Choice"):
+            env.reset(config={name: 2.5})
 
 
 def test_a_reset_that_sets_the_attribute_itself_is_told():

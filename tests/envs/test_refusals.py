@@ -22,6 +22,7 @@ from rl8x.envs import (
     NumpyEnv,
     ObservedParameters,
     Pendulum,
+    Scale,
     Spread,
     env_maker,
     validate,
@@ -134,6 +135,7 @@ BOUND = {  # messages, and the bindings of parameters that get them
     "default must lie in its bounds; got 0.5": Attribute("length", low=0.6),
     "must be a number or an array": "state",
     "CartPoleEnv has no MuJoCo model": ModelField("body_mass"),
+    r"parameters\['l'\]: Attribute\('screen_width'\) is a whole number, which has no factors": Scale("screen_width"),
 }
 TOO_MANY = {name: {"linspace": [0, 1, 400]} for name in ("length", "gravity")}
 CELLS = [  # what is said of a test, the test, and how many samples it has

@@ -154,7 +154,10 @@ def test_names_of_mujoco_models_that_do_not_exist_are_told(field, message):
 
 def test_degrees_of_freedom_have_the_names_of_joints():
     needs("mujoco")
-    env = GymnasiumEnv("Hopper-v5", 1, parameters={"damping": ModelField("dof_damping", ["thigh_joint", "leg_joint"])})
+    damped = ModelField("dof_damping", ["thigh_joint", "leg_joint"])
+    env = GymnasiumEnv("Hopper-v5", 1, parameters={"damping": damped, "condim": ModelField("geom_condim", "floor")})
+    with pytest.raises(ValueError, match=r"'geom_condim' is a whole number; got 1\.5"):
+        env.reset(config={"condim": 1.5})
     env.reset(config={"damping": 3.0})
     assert env.vector_env.envs[0].unwrapped.model.dof_damping.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0, 1.0]
 

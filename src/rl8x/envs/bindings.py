@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
@@ -162,13 +163,9 @@ class Attribute(Binding):
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set the attribute; all elements of an array get the value."""
-        wanted: Any = original if value is None else value
-        if isinstance(value, Tensor):
-            wanted = _rows(value, original)
-        elif value is not None and isinstance(original, int | np.integer):
-            if value != int(value):
-                raise ValueError(f"{self.path!r} is a whole number; got {value:g}. Draw whole ones with Choice.")
-            wanted = int(value)
+        wanted: Any = original if value is None else fitted(value, original, self.path)
+        if isinstance(wanted, Tensor) and wanted is not original:
+            wanted = _rows(wanted, original)
         *path, last = _steps(self.path)
         owner = functools.reduce(_taken, path, simulator)
         try:
@@ -180,6 +177,23 @@ class Attribute(Binding):
                 owner[last[0]] = wanted
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{self.path!r} of {type(simulator).__name__} cannot be set: {error}.") from error
+
+
+def fitted(value: Value, original: Any, name: str) -> Any:
+    """Return a value in the place of an original; raise `ValueError` if only a whole number, or several, fit there."""
+    if not is_whole(original):
+        return value
+    numbers = torch.as_tensor(value)
+    if bool((numbers % 1 != 0).any()):
+        wrong = numbers[numbers % 1 != 0][0].item()
+        raise ValueError(f"{name!r} is a whole number; got {wrong:g}. Draw whole ones with Choice.")
+    return value.long() if isinstance(value, Tensor) else int(value)
+
+
+def is_whole(original: Any) -> bool:
+    """Whether a number, array or tensor has whole numbers, which would cut what is set there."""
+    is_float = original.is_floating_point() if isinstance(original, Tensor) else np.asarray(original).dtype.kind == "f"
+    return not is_float
 
 
 def _steps(path: str) -> list[str | tuple[Any]]:
@@ -229,18 +243,16 @@ class Scale(Binding):
 
     def parameter(self, original: Any) -> Parameter:
         """Return the bounds; the default is 1."""
+        for part, base in zip(self.parts, original, strict=True):
+            if is_whole(base):
+                raise ValueError(f"{part} is a whole number, which has no factors; set it itself, with Choice.")
         return super().parameter(1.0)
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set each part to its original times the value."""
         for part, base in zip(self.parts, original, strict=True):
-            if value is None:
-                product = base
-            elif isinstance(base, int | np.integer):
-                raise ValueError(f"a whole number, here {base}, has no factors; set it itself, with Choice.")
-            else:
-                product = base * (_rows(value, base) if isinstance(value, Tensor) else value)
-            part.write(simulator, product, None)
+            factor = 1.0 if value is None else _rows(value, base) if isinstance(value, Tensor) else value
+            part.write(simulator, base * factor, None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from rl8x.envs.bindings import Binding, Value
+from rl8x.envs.bindings import Binding, Value, fitted
 from rl8x.names import did_you_mean
 from rl8x.plain import frozen
 
@@ -62,7 +62,7 @@ class ModelField(Binding):
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set the elements; `derive_constants` must follow."""
         array, where = self._elements(simulator)
-        array[where] = original if value is None else value
+        array[where] = original if value is None else fitted(value, original, self.field)
 
     def _elements(self, simulator: Any) -> tuple[np.ndarray, Any]:
         """Return the field of the simulator's model, and the index of the elements in it."""
