@@ -208,10 +208,12 @@ def test_vmas_agents_share_a_policy():
 
 def test_vmas_cuts_episodes_by_its_own_limit_too_and_agents_see_what_they_are_asked_to():
     needs("vmas")
-    env = VmasEnv("balance", 2, seed=0, n_agents=2, max_steps=3, agent_id=True, state="shared")
+    env = VmasEnv("balance", 2, seed=0, n_agents=2, max_steps=3, agent_id=True, state="shared", metrics=["speed"])
+    env.worlds.scenario.info = lambda agent: {"speed": torch.tensor([1.0, 2.0])} if agent.name == "agent_1" else {}
     env.reset()
     for step in range(6):
-        obs, _, _, cut, _ = env.step(torch.zeros(4, 2))
+        obs, _, _, cut, info = env.step(torch.zeros(4, 2))
+        assert info["speed"].nan_to_num(-1.0).tolist() == [-1.0, -1.0, 1.0, 2.0]
         assert cut.tolist() == [step in (2, 5)] * 4
         assert obs["agent_id"].tolist() == [0, 0, 1, 1]
         assert torch.equal(obs["state"]["agent_1"], obs["obs"][2:].repeat(2, 1))
