@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rl8x.envs.parameters import Parameter
@@ -164,8 +163,6 @@ class Attribute(Binding):
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
         """Set the attribute; all elements of an array get the value."""
         wanted: Any = original if value is None else fitted(value, original, self.path)
-        if isinstance(wanted, Tensor) and wanted is not original:
-            wanted = _rows(wanted, original)
         *path, last = _steps(self.path)
         owner = functools.reduce(_taken, path, simulator)
         try:
@@ -180,20 +177,18 @@ class Attribute(Binding):
 
 
 def fitted(value: Value, original: Any, name: str) -> Any:
-    """Return a value in the place of an original; raise `ValueError` if only a whole number, or several, fit there."""
-    if not is_whole(original):
-        return value
-    numbers = torch.as_tensor(value)
-    if bool((numbers % 1 != 0).any()):
-        wrong = numbers[numbers % 1 != 0][0].item()
-        raise ValueError(f"{name!r} is a whole number; got {wrong:g}. Draw whole ones with Choice.")
-    return value.long() if isinstance(value, Tensor) else int(value)
+    """Return a value in the form of the original; raise `ValueError` for a fraction in the place of a whole number."""
+    if is_whole(original):
+        for number in value.tolist() if isinstance(value, Tensor) else [value]:
+            if number % 1:
+                raise ValueError(f"{name!r} is a whole number; got {number:g}. Draw whole ones with Choice.")
+        value = value.long() if isinstance(value, Tensor) else int(value)
+    return _rows(value, original) if isinstance(value, Tensor) else value
 
 
-def is_whole(original: Any) -> bool:
+def is_whole(value: Any) -> bool:
     """Whether a number, array or tensor has whole numbers, which would cut what is set there."""
-    is_float = original.is_floating_point() if isinstance(original, Tensor) else np.asarray(original).dtype.kind == "f"
-    return not is_float
+    return not (value.is_floating_point() if isinstance(value, Tensor) else np.asarray(value).dtype.kind == "f")
 
 
 def _steps(path: str) -> list[str | tuple[Any]]:

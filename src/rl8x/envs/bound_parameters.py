@@ -53,8 +53,7 @@ class BoundSimulator:
         }
         if all(_same(value, self._values[name]) for name, value in values.items()):
             return
-        # All that were ever set are set again, those without a value first: as bindings may overlap, the result then
-        # depends on the values alone.
+        # All that were ever set are set again, originals first: as bindings may overlap, only the values then count.
         written = [name for name, value in values.items() if value is not None or name in self._written]
         self._written = sorted(written, key=lambda name: values[name] is not None)
         for name in self._written:
