@@ -192,6 +192,10 @@ def test_every_condition_equals_the_model_also_when_resumed_and_restarted(tree, 
         ({"patience": 2, "rtol": 0.1}, [1, 2, 1.4, 2, 1.8, 2, 2.1, 1.9, 2], {7, 8}),
         # windows of three have the same mean, in whatever order of their values
         ({"patience": 3, "rtol": 0.0}, [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0], {7, 8}),
+        # at last 0.1 and 0.2, of which no more than their difference is rounded
+        ({"patience": 3, "rtol": 0.0, "atol": 0.1}, [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.3], {3, 4, 5, 7}),
+        # by the earlier of the two means: 11 of 100, and 11 of 111
+        ({"patience": 1, "rtol": 0.1}, [100, 111, 100], {2}),
         # exactly equal: patience + 1 of them, at once, and no longer than they are
         ({"patience": 3, "rtol": 0.0}, [5, 1, 1, 1, 1, 1, 2, 2, 2, 2], {4, 5, 9}),
         ({"patience": 1}, [0.0, 0.0], {1}),  # rl8 compares the first value with 0

@@ -131,11 +131,11 @@ class OtherOrder(Frames):
 
 @pytest.mark.parametrize("env", [Frames, OtherOrder])
 def test_a_state_that_goes_on_as_another_one_is_what_that_one_was(env):
-    eager, recorded = (build(env, execution=mode, horizons_per_env_reset=-1) for mode in ("eager", "compile"))
-    for _ in range(2):
+    eager, recorded = (build(env, execution=mode, horizons_per_env_reset=2) for mode in ("eager", "compile"))
+    for _ in range(3):  # the second ends by a reset, whose final values are not of the third
         for algorithm in (eager, recorded):
             algorithm.collect()
-        for name in (keys.OBS, keys.REWARDS):
+        for name in (keys.OBS, keys.REWARDS, keys.FINAL_VALUES):
             torch.testing.assert_close(recorded.rollout[name], eager.rollout[name])
     assert recorded.horizons.collector.stepper.compiles_env
 

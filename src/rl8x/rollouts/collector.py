@@ -302,9 +302,11 @@ class Horizon:
                     cursor.state[name].copy_(value)
             rollout.write_state(t, cursor.state)
             self._loop(*state, *[item[t : t + span] for item in items])
+        if stepper.bootstrap is not None and stepper.picks_rows:
+            rollout[keys.FINAL_VALUES].zero_()  # a reset has written others
         if self._keeps_final:
             # Evaluate at most `num_envs` truncated episodes at a time, as in one step, for which there is memory.
-            values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
+            values = rollout[keys.FINAL_VALUES]
             cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon].nonzero()
             for first in range(0, len(cut), rollout.num_envs):
                 at = cut[first : first + rollout.num_envs].unbind(1)
