@@ -240,10 +240,12 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
             f"got {list(values.shape)}, {list(returns.shape)}{flags}."
         )
     mask = None if mask is None else mask.reshape(-1)
-    spread = pooled_moments(returns.reshape(-1), mask).var
-    error = pooled_moments((returns - values).reshape(-1), mask).var
-    share = 1.0 - error / torch.where(spread > 0, spread, 1.0)
-    return torch.where(spread > 0, share, 0.0).to(returns.dtype)
+    of_returns = pooled_moments(returns.reshape(-1), mask)
+    of_errors = pooled_moments((returns - values).reshape(-1), mask)
+    # Returns that are sums of advantages and values differ by rounding where they are all the same.
+    rounding = 4 * torch.finfo(returns.dtype).eps * (of_returns.mean.abs() + of_errors.mean.abs())
+    varies = of_returns.var > rounding.square()
+    return torch.where(varies, 1.0 - of_errors.var / of_returns.var, 0.0).to(returns.dtype)
 
 
 class RunningMoments(nn.Module):

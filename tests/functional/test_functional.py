@@ -214,6 +214,12 @@ def test_explained_variance_by_hand():
     # a constant offset is not variance
     assert float(explained_variance(returns + 5, returns)) == pytest.approx(1.0)
     assert float(explained_variance(returns, torch.ones(4))) == 0.0
+    values = torch.tensor([0.5, -0.3, 0.0, 0.25])
+    rounded = (1.0 - values) + values  # as the sum of advantages and values is
+    assert float(explained_variance(values, rounded)) == 0.0 != rounded.var()
+    # a spread of a millionth is one
+    assert float(explained_variance(torch.zeros(4), 1 + 1e-6 * returns)) == pytest.approx(0.0, abs=1e-6)
+    assert float(explained_variance(1 + 1e-6 * returns, 1 + 1e-6 * returns)) == 1.0
     # kept: errors 0, 0, 1 with variance 2/9; returns 1, 2, 4 with variance 14/9
     values, mask = torch.tensor([[1.0, 2.0], [3.0, math.nan]]), torch.tensor([[True, True], [True, False]])
     returns = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
