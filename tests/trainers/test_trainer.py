@@ -175,7 +175,11 @@ def test_names_of_options_and_progress_are_checked_before_anything_is_made_and_w
 
 def test_a_config_that_comes_too_late_for_the_one_reset_is_refused():
     trainer = make(CartPole, trainer={"eval_env": False})
+    with pytest.raises(ValueError, match="An `env_config` for this evaluation would never apply"):
+        trainer.eval(env_config={"length": 1.0})  # before the one reset, training would go on under it
     run(trainer, max_steps=1)
+    assert trainer.algorithm.env.config == {}
+    assert trainer.state[keys.COLLECTS] == 1
     for call in (trainer.check_run, functools.partial(run, trainer, max_steps=1)):
         with pytest.raises(ValueError, match="This `env_config` would never apply: the environment was reset once"):
             call(env_config={"length": 1.0})
