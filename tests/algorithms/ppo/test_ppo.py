@@ -247,6 +247,15 @@ def test_resets_follow_horizons_per_env_reset_or_whether_the_task_ends(env, ever
     assert seen == resets
 
 
+@pytest.mark.parametrize(
+    ("horizon", "seq_len", "every"), [(64, None, 32), (8, None, 8), (12, 1, 6), (36, 4, 36), (40, 4, 40)]
+)
+def test_a_state_is_forgotten_after_about_8_sequences_whatever_the_horizon(horizon, seq_len, every):
+    gru = {"model": "gru", "model_config": {"hidden_size": 4}, "seq_len": seq_len}
+    algorithm = PPOConfig(num_envs=2, horizon=horizon, device="cpu", **gru).build(DiscreteDummy)
+    assert algorithm.state_reset_every == every
+
+
 def test_the_buffer_is_a_tensordict_over_the_same_memory():
     algorithm = tiny().build(CartPole)
     algorithm.collect()

@@ -76,7 +76,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         if self.policy.recurrent:
             sequences = config.seqs_per_state_reset
             if sequences is None:
-                sequences = -1 if env.episodic else min(8, config.horizon // self.seq_len)
+                sequences = -1 if env.episodic else nearest_divisor(config.horizon // self.seq_len or 1, 8)
             self.state_reset_every = 0 if sequences < 0 else sequences * self.seq_len
         self.policy.state_reset_every = self.state_reset_every
         self.validate()

@@ -40,7 +40,7 @@ class OnPolicyConfig(TrainedConfig, OnlineConfig, defaults={"lr": 1e-3, "max_gra
     seqs_per_state_reset: int | None = option(
         None,
         "Reset the recurrent state after every so many sequences of a rollout; -1: only where episodes begin. None: "
-        "8 for tasks that never end, -1 for episodic ones.",
+        "in tasks that never end 8, or the nearest number that divides the sequences of a copy; -1 in episodic ones.",
     )
 
     def __post_init__(self) -> None:
