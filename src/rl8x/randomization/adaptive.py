@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -28,17 +28,10 @@ class AdaptiveCurriculum(Curriculum):
     episode is at a boundary.
     """
 
-    def __init__(self, members: Mapping[str, Adaptive]) -> None:
-        self._adaptive = list(members.values())
-        self._options = self._adaptive[0]  # for the options that they share
-        super().__init__(members, f"adaptive:{self._options.group}")
-        self.metric = self._options.metric
-        self.width = len(members) + 1
-
     def allocate_state(self, device: torch.device) -> None:
         """Allocate the state with the initial ranges."""
         names = ("start_low", "start_high", "lowest", "highest", "step")
-        rows = [(*member.start, *member.support, member.step) for member in self._adaptive]
+        rows = [(*member.start, *member.support, member.step) for member in self.members.values()]
         columns = torch.tensor(rows, dtype=torch.float64, device=device).T
         self._limits = dict(zip(names, columns, strict=True))
         ends = 2 * len(self.members)
@@ -48,7 +41,7 @@ class AdaptiveCurriculum(Curriculum):
             "count": torch.zeros(ends, dtype=torch.int64, device=device),
             "total": torch.zeros(ends, dtype=torch.float64, device=device),
             "open": torch.ones(ends, dtype=torch.bool, device=device),
-            "share": torch.tensor(self._options.boundary_share, dtype=torch.float32, device=device),
+            "share": torch.tensor(self.options.boundary_share, dtype=torch.float32, device=device),
         }
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -72,7 +65,7 @@ class AdaptiveCurriculum(Curriculum):
     @torch.no_grad()
     def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
         """Add a horizon's episodes to the buffers, and move the ends whose buffers are complete."""
-        state, options = self.state, self._options
+        state, options = self.state, self.options
         ends = torch.arange(2 * len(self.members), device=episodes.ended.device)
         counted = episodes.counted
         scores = episodes.scores.to(torch.float64)
@@ -99,7 +92,7 @@ class AdaptiveCurriculum(Curriculum):
     def set_evaluating(self, is_evaluating: bool) -> None:
         """Play no episode at a boundary in evaluations, and the configured share of them in training."""
         super().set_evaluating(is_evaluating)
-        self.state["share"].fill_(0.0 if is_evaluating else self._options.boundary_share)
+        self.state["share"].fill_(0.0 if is_evaluating else self.options.boundary_share)
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the present ranges."""

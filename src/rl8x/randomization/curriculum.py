@@ -92,22 +92,19 @@ class MovingDistribution(ParameterDistribution):
 class Curriculum(ABC):
     """Parameters of an environment that are drawn together and move together."""
 
-    metric: str | None = None
-    """The metric of an episode by which it moves; None if episodes do not decide."""
-
-    def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
-        self.members, self.label = dict(members), label
+    def __init__(self, members: Mapping[str, Any], label: str | None = None) -> None:
+        self.members, self.names = dict(members), tuple(members)  # in the order of their noise
+        self.options = self.members[self.names[0]]  # for the options that they share
+        self.label = label or f"{self.options.kind}:{self.options.group}"
+        # The metric of an episode by which it moves; None if episodes do not decide.
+        self.metric: str | None = getattr(self.options, "metric", None)
         forms = {name: member.to_dict() for name, member in self.members.items()}
-        self.key = json.dumps([label, forms], sort_keys=True)  # curricula with the same key share one state
-        self.width = len(self.members)  # uniform numbers that the draw of one copy needs
+        self.key = json.dumps([self.label, forms], sort_keys=True)  # curricula with the same key share one state
+        # Uniform numbers that the draw of one copy needs; one decides where it is played.
+        self.width = len(self.members) + (self.metric is not None)
         self.state: dict[str, Tensor] = {}  # which a program reads; changed in place
         self.begun = False
         self.is_evaluating = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters, in the order of their noise."""
-        return tuple(self.members)
 
     @abstractmethod
     def allocate_state(self, device: torch.device) -> None:

@@ -24,16 +24,9 @@ class LearnableCurriculum(Curriculum):
     `[K]`; `open`, whether episodes that begin count, and `trains`, false in evaluations, 0-d bool.
     """
 
-    def __init__(self, members: Mapping[str, Learnable]) -> None:
-        self._options = next(iter(members.values()))  # for the options that they share
-        self._bases = [member.base for member in members.values()]
-        super().__init__(members, f"learnable:{self._options.group}")
-        self.metric = self._options.metric
-        self.width = len(members) + 1
-
     def allocate_state(self, device: torch.device) -> None:
         """Allocate the state, with the medians of the bases as levels."""
-        kept, size = self._options.levels, self._options.levels + self._options.candidates
+        kept, size = self.options.levels, self.options.levels + self.options.candidates
         whole = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("count", "total", "squares")}
         self.state = {
             "values": self._from_bases(torch.full((size, len(self.members)), 0.5, device=device)),
@@ -53,14 +46,14 @@ class LearnableCurriculum(Curriculum):
 
     def _from_bases(self, noise: Tensor) -> Tensor:
         """Draw levels `[n, d]` from noise of that shape."""
-        return torch.stack([base.draw(noise[:, i]) for i, base in enumerate(self._bases)], dim=1)
+        return torch.stack([each.base.draw(noise[:, i]) for i, each in enumerate(self.members.values())], dim=1)
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Draw a level for each copy by the last noise column; the others are for evaluations.
 
         The source is the level's row of the table if a round of the training is open, else -1.
         """
-        state, options = self.state, self._options
+        state, options = self.state, self.options
         uniform, kept_prob = noise[:, -1], options.level_share
         # Each part of [0, 1) is stretched to [0, 1) again.
         stretched = (uniform / kept_prob if kept_prob else uniform).contiguous()
@@ -69,15 +62,15 @@ class LearnableCurriculum(Curriculum):
         kept, new = among_kept.clamp(max=options.levels - 1), among_new.clamp(0, options.candidates - 1)
         row = torch.where(uniform < kept_prob, kept, new + options.levels)
         values = {
-            name: torch.where(state["trains"], state["values"][:, i][row], base.draw(noise[:, i]))
-            for i, (name, base) in enumerate(zip(self.members, self._bases, strict=True))
+            name: torch.where(state["trains"], state["values"][:, i][row], member.base.draw(noise[:, i]))
+            for i, (name, member) in enumerate(self.members.items())
         }
         return values, torch.where(state["open"] & state["trains"], row, NO_SOURCE)
 
     @torch.no_grad()
     def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
         """Count a horizon's episodes; if the round is over, score all levels, keep the best and draw new candidates."""
-        state, options = self.state, self._options
+        state, options = self.state, self.options
         self._count(episodes)
         kept, new = options.levels, options.candidates
         noise = torch.rand(new, len(self.members), generator=generator, device=state["values"].device)
@@ -102,7 +95,7 @@ class LearnableCurriculum(Curriculum):
     def _count(self, episodes: Episodes) -> None:
         counted = episodes.counted.flatten()
         rows = torch.where(counted, episodes.sources.flatten(), 0)
-        success = torch.where(counted, self._options.success(episodes.scores.flatten()), 0.0)
+        success = torch.where(counted, self.options.success(episodes.scores.flatten()), 0.0)
         parts = {"total": success, "squares": success.square()}
         added = {name: (value * _PARTS).round().to(torch.int64) for name, value in parts.items()}
         for name, value in ({"count": counted.to(torch.int64)} | added).items():
@@ -124,12 +117,12 @@ class LearnableCurriculum(Curriculum):
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the smallest and the largest value of the kept levels."""
-        kept = self.state["values"][: self._options.levels]
+        kept = self.state["values"][: self.options.levels]
         return dict(zip(self.members, zip(kept.amin(0), kept.amax(0), strict=True), strict=True))
 
     def present(self) -> dict[str, ParameterDistribution]:
         """Return the bases."""
-        return dict(zip(self.members, self._bases, strict=True))
+        return {name: member.base for name, member in self.members.items()}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
