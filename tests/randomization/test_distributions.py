@@ -47,12 +47,6 @@ def test_normal_is_finite_at_the_ends_and_clipped():
     assert Normal(0, 1, low=-1).clipped(-3, 4) == Normal(0, 1, low=-1, high=4)
 
 
-def test_a_grid_needs_as_many_copies():
-    assert Grid([1, 2, 3]).fixed
-    with pytest.raises(ValueError, match="3 values need at least as many copies; got num_envs=2"):
-        Grid([1, 2, 3]).draw(torch.rand(2))
-
-
 finite = st.floats(-1e3, 1e3, allow_nan=False)
 positive = st.floats(1e-3, 1e3)
 

@@ -228,7 +228,7 @@ class GymnasiumEnv(SimulatorEnv):
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self._put(parameters)
-            fresh, _ = self.vector_env.reset(options=_PartialReset(done.cpu().numpy()))
+            fresh, _ = self.vector_env.reset(options=_PartialReset(reset_mask=done.cpu().numpy()))
             return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
@@ -303,16 +303,7 @@ class GymnasiumEnv(SimulatorEnv):
 class _PartialReset(dict[str, Any]):
     """Options of a reset of some copies: `RecordEpisodeStatistics` looks for the mask after inner layers popped it."""
 
-    def __init__(self, mask: np.ndarray) -> None:
-        super().__init__(reset_mask=mask)
-        self._mask = mask
-
-    def __contains__(self, key: object) -> bool:
-        return key == "reset_mask" or super().__contains__(key)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Return the mask, even if it has been popped before."""
-        return super().pop(key, self._mask) if key == "reset_mask" else super().pop(key, *default)
+    pop = dict.get
 
 
 def policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:

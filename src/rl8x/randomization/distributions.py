@@ -411,14 +411,6 @@ class Grid(Assigned):
     def __post_init__(self) -> None:
         self._check(finite_numbers, "values")
 
-    def draw(self, noise: Tensor) -> Tensor:
-        """Return `values[i % len(values)]` for copy i, whatever the noise, float32 `[num_envs]`."""
-        if len(noise) < len(self.values):
-            raise ValueError(
-                f"Grid: {len(self.values)} values need at least as many copies; got num_envs={len(noise)}."
-            )
-        return super().draw(noise)
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PerCopy(Assigned):
