@@ -75,15 +75,6 @@ def test_a_process_of_ours_finds_nothing_in_the_working_directory(hostile, monke
     assert Path(package).parent == PACKAGE
 
 
-def test_so_is_what_shared_memory_starts(hostile, tmp_path):
-    script = tmp_path / "script.py"
-    lines = ["from rl8x.envs.bound_parameters import SharedTable", "table = SharedTable((1, 2))"]
-    script.write_text("\n".join([*lines, "table[:] = [[1.0, 2.0]]", "print(table[0].tolist())"]))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.stdout == "[1.0, 2.0]\n", done.stderr
-    assert executed(hostile) == ""
-
-
 def test_no_other_file_starts_a_python():
     """`ui_command` is a command for others to run, and `doctor` prints the name."""
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}

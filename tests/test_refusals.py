@@ -422,11 +422,8 @@ ODD = [
         for name in ("num_envs", "seed", "device")
     ),
     ("`buffer_path` must be a path", lambda: SACConfig(buffer_path=1.5, device="cpu").build(Pendulum)),
-    ("recordings are of a Policy, or of None, in an Env; got 'x' and .*CartPole", lambda: record("x", CartPole(1), 1)),
-    ("recordings are of a Policy, .*; got None and 'x'", lambda: record(None, "x", 1)),
     ("`transitions` must be a whole number, at least 1; got nan", lambda: record(None, CartPole(1), math.nan)),
     ("`seed` must be a whole number, at least 0; got 'x'", lambda: record(None, CartPole(1), 1, seed="x")),
-    ("a data set is made of `obs`, .*; got 'x'", lambda: Dataset.from_tensors("x")),
     ("`state` must be what the last decision returned, or None; got 'x'", lambda: decided("x")),
 ]
 # Whole numbers that run files do not hold.

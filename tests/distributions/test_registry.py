@@ -215,8 +215,6 @@ class Parts(Pendulum):
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        ({"num_features": None}, r"\.num_features must be a whole number, at least 0, .*; got None"),
-        ({"num_noise": -1}, r"\.num_noise must be .*; got -1"),
         ({"from_features": lambda self, features, mask=None: {}["a"]}, r"\.from_features raised KeyError: 'a'"),
         (sampling(lambda noise: noise[..., :1]), r"\.sample must return actions and .*; got \[2, 1\] alone"),
         (sampling(lambda noise: (noise, noise[..., 0])), r"actions \[..., \*action\], here \[2, 1\]; got \[2, 2\]"),

@@ -184,14 +184,3 @@ def test_priorities_count_by_the_power_that_is_in_force_after_a_resume(before, n
     other.load_state_dict(uniform.state_dict())
     assert powers_of(other).tolist() == [1.0] * 30 + [0.0] * 98
     check_sums(other)
-
-
-def test_a_replay_whose_loading_failed_is_empty():
-    replay, _ = filled()
-    state = clone(replay.state_dict())
-    state["segments"][0][2].content = dict
-    with pytest.raises(ValueError, match="does not have the rows"):
-        replay.load_state_dict(state)
-    assert replay.size == 0
-    replay.append(rows_of(3))
-    assert replay.sample(1, 100, torch.Generator().manual_seed(1)).max() == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeAlias
@@ -172,11 +171,4 @@ def make_distribution(
     config = thawed(dict(config or {}))
     check_arguments(cls, config, "distribution_config", num_positional=1)
     made: Distribution = cls(action_space, **config)
-    for name in ("num_features", "num_noise"):
-        number = getattr(made, name, None)
-        if not isinstance(number, numbers.Integral) or number < 0:
-            raise ValueError(
-                f"{cls.__name__}.{name} must be a whole number, at least 0, set by the class or its __init__; got "
-                f"{number!r}."
-            )
     return made

@@ -38,8 +38,6 @@ class Composite(Distribution):
         if not isinstance(space, spaces.Dict | spaces.Tuple):
             raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe_space(space)}.")
         named = dict(named_parts(space))
-        if not named:
-            raise ValueError(f"Composite needs an action space of at least one part; got {describe_space(space)}.")
         for key, options in parts.items():
             if key not in named:
                 raise ValueError(unknown_name("part", key, named, " of the action space in `distribution_config`"))

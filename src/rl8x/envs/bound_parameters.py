@@ -7,12 +7,12 @@ from the new physics.
 
 from __future__ import annotations
 
+import functools
 import math
-import os
+import shutil
+import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from multiprocessing import resource_tracker
-from multiprocessing.shared_memory import SharedMemory
 from typing import Any, TypeVar
 
 import gymnasium
@@ -24,7 +24,6 @@ from torch import Tensor
 from rl8x.envs.bindings import Binding, Function, Scale, Value, in_parameter
 from rl8x.envs.mujoco_model import derive_constants
 from rl8x.envs.parameters import Parameter, ResolvedConfig
-from rl8x.processes import lending_variables
 
 Result = TypeVar("Result")
 
@@ -87,38 +86,11 @@ def _same(value: Value | None, other: Value | None) -> bool:
     return not isinstance(value, Tensor) and not isinstance(other, Tensor) and value == other
 
 
-class SharedTable:
-    """A table in shared memory, which cloudpickle can send to Gymnasium's processes; its maker releases the memory."""
-
-    def __init__(self, shape: tuple[int, int], name: str | None = None) -> None:
-        self.shape = shape
-        if name is not None:  # another process has made it
-            self.memory = SharedMemory(name)
-            return
-        with lending_variables():
-            resource_tracker.ensure_running()  # a Python process, which `SharedMemory` would start otherwise
-        self.memory = SharedMemory(create=True, size=8 * math.prod(shape))
-        weakref.finalize(self, _release, self.memory, os.getpid())
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        values: np.ndarray = self._array()[row].copy()
-        return values
-
-    def __setitem__(self, rows: slice, values: np.ndarray) -> None:
-        self._array()[rows] = values
+class SharedTable(np.memmap[Any, np.dtype[np.float64]]):
+    """A table in a file that processes map into memory: cloudpickle tells Gymnasium's processes its path."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedTable, (self.shape, self.memory.name)
-
-    def _array(self) -> np.ndarray:
-        assert self.memory.buf is not None
-        return np.ndarray(self.shape, np.float64, self.memory.buf)
-
-
-def _release(memory: SharedMemory, maker: int) -> None:
-    if os.getpid() == maker:
-        memory.close()
-        memory.unlink()
+        return np.memmap, (self.filename, self.dtype, "r", 0, self.shape)
 
 
 class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -144,13 +116,14 @@ class BoundCopies:
 
     def __init__(self, bindings: Mapping[str, Binding], num_envs: int, *, processes: bool) -> None:
         self.bindings, shape = bindings, (num_envs, len(bindings))
-        self.table: Any = SharedTable(shape) if processes else np.empty(shape)
+        self.table: Any = np.empty(shape)
+        if processes:
+            folder = tempfile.mkdtemp(prefix="rl8x-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self.table = SharedTable(f"{folder}/table", np.float64, "w+", shape=shape)
+        self.wrapped = functools.partial(ParameterWrapper, bindings=bindings, table=self.table)
         self.put({}, ())
         self.parameters: Mapping[str, Parameter] = {}
-
-    def wrapped(self, env: gymnasium.Env[Any, Any]) -> ParameterWrapper:
-        """Wrap one copy."""
-        return ParameterWrapper(env, self.bindings, self.table)
 
     def adopt(self, vector_env: VectorEnv[Any, Any, Any]) -> None:
         """Give each copy its index, and read the parameters; copies in this process are wrapped here."""
@@ -175,7 +148,6 @@ class BoundBatch(BoundSimulator):
     def __init__(self, bindings: Mapping[str, Binding], simulator: Any, *, resets_itself: bool, advice: str) -> None:
         super().__init__(simulator, bindings)
         self._resets_itself, self._advice = resets_itself, advice
-        self._by_function: set[str] = set()
 
     def check(self, resolved: ResolvedConfig, owner: str) -> None:
         """Raise `ValueError` if copies get different values of a shared attribute, or a value cannot be set in time."""
@@ -193,10 +165,9 @@ class BoundBatch(BoundSimulator):
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Set the values of the `named` parameters, `[num_envs]` each, immediately; the others get their defaults."""
-        # Once a function has been called, it is also called with its default.
-        self._by_function |= self._functions & {*named}
         put: dict[str, Value | None] = dict.fromkeys(self.bindings)
-        for name in {*named} | self._by_function:
+        # Once a function has been called, it is also called with its default.
+        for name in {*named, *self._functions.intersection(self._written)}:
             put[name] = values[name] if _is_by_copy(self.bindings[name]) else float(values[name][0])
         self.set(put)
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.distributed import resolve_device
 from rl8x.functional import Moments, moments
-from rl8x.output import shown
 from rl8x.replay.dataset_files import FILE, SPACES, is_hdf5, read_folder, read_hdf5, read_minari, write_folder
 from rl8x.replay.nstep import NStep
 from rl8x.replay.ring import Columns, Rows, spec_of
@@ -101,8 +100,6 @@ class Dataset(Rows):
             device: Where batches are made.
             options: `gaps`, `observation_space` and `action_space` of the class.
         """
-        if not isinstance(tensors, Mapping):
-            raise TypeError(f"a data set is made of {_NAMES}, by name; got {shown(tensors)}.")
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
         return cls({name: as_tensor(leaf).detach().clone() for name, leaf in flat.items()}, device, **options)
 

@@ -39,8 +39,6 @@ class PrioritizedReplay(Replay):
         **options: Any,
     ) -> None:
         super().__init__(capacity, device, **options)
-        if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"`alpha` must be in [0, 1]; got {alpha}.")
         self.alpha = alpha
         num_blocks = -(-capacity // _BLOCK)
         # p^alpha of each slot, 0 for empty ones, and their sums over blocks.
@@ -51,10 +49,10 @@ class PrioritizedReplay(Replay):
         self._replaced: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     @torch.no_grad()
-    def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
+    def append(self, rows: Mapping[str, Tensor]) -> None:
         """Append rows, replacing the oldest, with the largest priority; see `Replay.append`."""
         before = self.total
-        super().append(rows, checked=checked)
+        super().append(rows)
         for _, slots in self.slots(max(before, self.oldest), self.total):
             self._powers.view(-1)[slots] = self._max
             blocks = slice(slots.start // _BLOCK, -(-slots.stop // _BLOCK))

@@ -17,7 +17,6 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs import Env
 from rl8x.envs.base import advanced
-from rl8x.output import in_line
 from rl8x.plain import checked_number
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
@@ -52,9 +51,6 @@ def record(
     If a copy's recording ends within an episode, the episode is marked as truncated. The share `epsilon` of actions is
     drawn from the action space; the others are samples of the policy or, if `deterministic`, its most likely actions.
     """
-    if not (isinstance(policy, Policy | None) and isinstance(env, Env)):
-        got = " and ".join(f"{in_line(repr(each)):.100}" for each in (policy, env))
-        raise TypeError(f"recordings are of a Policy, or of None, in an Env; got {got}.")
     transitions = checked_number(transitions, "transitions", least=1, whole=True)
     seed = checked_number(seed, "seed", least=0, whole=True)
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)

@@ -244,7 +244,7 @@ def test_a_step_touches_no_more_of_a_large_replay_than_of_a_small_one(mode, tmp_
         )
         trainer.step()
         filled = algorithm.replay.gather(torch.zeros(rows, dtype=torch.int64))
-        algorithm.replay.append(filled, checked=True)
+        algorithm.replay.append(filled)
         assert algorithm.replay.size == rows
         trainer.step()
         with Touched() as count:

@@ -159,7 +159,7 @@ class ReplaySource(Source):
             self.cut()
             return
         rollout, horizon = self.horizons.rollout.tensors, self.config.horizon
-        self.rows.append(self.nstep.rows(rollout, horizon), checked=True)
+        self.rows.append(self.nstep.rows(rollout, horizon))
         self.updates_owed += updates_for(samples, self.config.updates_per_sample, ranks().size)
         self.horizons.observe(self.policy)
         if self.return_scale is not None:
