@@ -420,12 +420,13 @@ class Remembers(Condition):
 
 def test_by_default_a_condition_saves_its_attributes():
     condition = Remembers(Plateau(X))
-    assert condition.own_state() == {"rows": []}
+    assert condition.own_state() == {"scale": 2.0, "rows": []}
     condition({X: math.inf})
     condition({X: 1.0})
     state = condition.state_dict()
     rows_ = [{"value": math.inf, "pair": (1, None)}, {"value": 1.0, "pair": (1, None)}]
-    assert state == {"rows": rows_, "children": [{"seen": 2, "count": 0, "values": [1.0]}]}
+    plateau = {"name": X, "patience": 5, "rtol": 1e-3, "atol": 0.0, "after": 0, "seen": 2, "count": 0, "values": [1.0]}
+    assert state == {"scale": 2.0, "rows": rows_, "children": [plateau]}
     condition({X: 1.0})
     assert state["rows"] == rows_  # a copy
     again = Remembers(Plateau(X))

@@ -146,7 +146,7 @@ def test_what_is_written_is_read_as_the_same(tmp_path, data):
         ("r.yaml", 'a: "\\UFFFFFFFF"', "not plain YAML"),
         ("r.yaml", f"a: [1, {2**64}]", r"a\[1\] is a whole number of more than 64 bits"),
         ("r.toml", f"a = {10**400}", "a is a whole number of more than 64 bits"),
-        ("r.toml", "a" + ' . "b"' * 100_000 + " = 1", "nested too deeply: a dotted key has at most 32 parts"),
+        ("r.toml", "a" + ' . "b"' * 40 + " = 1", "nested too deeply or too large"),
         ("r.yaml", "a: 1\n" + "#" * 2**22, "too large: a run file has at most 4 MiB"),
         ("r.yaml", "1: 2", "r.yaml: keys are texts; got 1"),
         ("r.yaml", "- 1", r"is a mapping, such as `env: CartPole`; got \[1\]"),

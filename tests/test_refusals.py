@@ -116,12 +116,10 @@ CONDITIONS = [
     *(("an evaluation cannot decide", do(Confirmed, inner)) for inner in UNDECIDED),
     *(("Resume with the conditions saved", do(other_state, each)) for each in (ASKED, And(Plateau(LOSS)), WallTime(5))),
     (r"compose with &, \| and ~", lambda: ASKED and ASKED),
-    ("needs a trainer with evaluate_now", lambda: Confirmed(HitsUpperBound(EVAL, 1)).bind(object())),
     (
         r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean",
         lambda: check_names([ASKED & Plateau("return/mean")], keys.TRAINER_METRICS),
     ),
-    ("a list of conditions; got 5", do(as_conditions, 5)),
     (r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one", do(as_conditions, "x >= 5")),
     (r"got 'x >= 5'\. `rl8x.conditions.from_spec\('x >= 5'\)` makes one", do(as_conditions, ["x >= 5"])),
     (r"'platteau'\. Did you mean 'plateau'\? There are all, .*confirmed\.$", do(from_spec, {"platteau": {}})),
@@ -354,10 +352,7 @@ POLICIES = [
     (ACTING, lambda: recurrent().predict(ROW, None, episode_start=True)),
     (r"^there is no file 'run' .*: rl8x.load_algorithm\('run'\).policy$", do(Policy.load, "run")),
     (r"^there is no file '/' .*: rl8x.load_algorithm\('/'\).policy$", do(Policy.load, "/")),
-    *(
-        (f"Policy.save: `path` must be a {says}; got .*{path}", lambda path=path: recurrent().save(path or "a\0b"))
-        for says, path in (("path, without NUL", ""), *(("file", folder) for folder in (".", "..", "/")))
-    ),
+    ("Policy.save: `path` must be a path, without NUL; got ", lambda: recurrent().save("a\0b")),
     (r"Policy.load: `path` must be a path, without NUL; got ''", do(Policy.load, "")),
     (
         r"`buffer_path` must be a path, without NUL; got 'a\\x00b'",
@@ -454,16 +449,13 @@ NO_MAPPINGS, NO_FLAGS, NO_SECONDS = (
     ("no", 1, GRID),
     (-1, math.inf, 10**400, "1"),
 )
-NO_STATES = (GRID, {}, 3, "x", None)
-NO_TEXTS, NO_PATHS = (3, b"x", Path("x"), GRID), (3, None, b"x", GRID, int)
+NO_TEXTS = (3, b"x", Path("x"), GRID)
 GIVEN = {  # argument: what it must be, what came, and the call
     "eval_env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().check_run(**given)),
     "env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().eval(**given)),
-    "`deterministic`": ("must be True or False", NO_FLAGS, lambda **given: trainer().eval(**given)),
     "`overrides`": ("must be a mapping", NO_MAPPINGS, do(rl8x.Trainer.resume, "x")),
     "`why`": ("must be a text", (3, GRID), lambda **given: trainer().stop(**given)),
     "`progress`": ("must be one of", (False, GRID, GRID.numpy()), lambda **given: trainer().run(max_steps=1, **given)),
-    "`callbacks`": ("must be a list", (3, int, torch.tensor(3)), lambda **given: of_algorithm(**given)),
     "`log_models`": ("must be true or false", (GRID, GRID.numpy()), lambda **given: of_algorithm(**given)),
     "`checkpoints`": ("must be a Checkpoints, a path", (3, GRID, [1]), lambda **given: of_algorithm(**given)),
     "`directory`": ("must be a path", (3, b"x", GRID), rl8x.Checkpoints),
@@ -497,16 +489,10 @@ TRAINERS = [
         for argument, (legal, values, call) in GIVEN.items()
         for value in values
     ),
-    *(
-        (f"^`{name}` must be a text or a list of texts; got", do(compare, **{name: each}))
-        for name in ("runs", "metrics", "group_by")
-        for each in (GRID, torch.tensor(3), 3, int, b"x")
-    ),
     *(("^`level` must be .*; got", do(compare, "x", level=each)) for each in (GRID, None, "x", 1, math.nan)),
     *(("^`level` must be .*; got", do(bootstrap, mean, [[1.0]], level=each)) for each in (GRID, None, "x", 0)),
     *(("^`study`, a folder or .*; got", do(report, each)) for each in (GRID, None, 3, "")),
     ("Study.*mapping|`vary` must be .*; got", lambda: rl8x.Study({"a": {}}, {"length": 1.0}, vary=GRID)),
-    *(("`stop_conditions` must be a list.*; got", do(as_conditions, each)) for each in (3, torch.tensor(3))),
     *(("^An environment is .*; got", do(of_algorithm, eval_env=each)) for each in (GRID, GRID.numpy())),
     *(
         ("env_config must be .*; got <class", lambda each=each: trainer().step(env_config=each))
@@ -516,22 +502,11 @@ TRAINERS = [
         ("env_config must be .*; got <class", lambda each=each: trainer().check_run(env_config=each))
         for each in (int, Env)
     ),
-    *(
-        ("^a state to load .* has 'algorithm'; got", lambda each=each: trainer().load_state_dict(each))
-        for each in NO_STATES
-    ),
-    *(("'counters'; got", lambda each=each: trainer().algorithm.load_state_dict(each)) for each in NO_STATES),
     *(("called with the trainer .*; got", do(of_algorithm, callbacks=[each])) for each in (int, 3, GRID)),
     ("^`tracker` must keep runs, .*; got tensor", do(of_algorithm, tracker=GRID)),
-    ("The name of an evaluation must be a text; got tensor", lambda: trainer().eval(name=GRID)),
     *(("NonFinite: `name` must be a metric's name, .*; got", do(NonFinite, each)) for each in (3, Path("x"), int)),
-    *(("WallTime needs positive seconds", do(WallTime, each)) for each in (10**400, -(10**400), GRID)),
+    ("WallTime needs positive seconds", do(WallTime, GRID)),
     *(("A stop condition is .*; got tensor", do(make, GRID)) for make in (And, Confirmed, as_conditions)),
-    *(
-        (r"^a run is named by a checkpoint's path, .*; got", do(named, each))
-        for named in (rl8x.Trainer.resume, rl8x.load_algorithm, rl8x.load_policy)
-        for each in NO_PATHS
-    ),
     *(("^no tuned setting of", do(rl8x.tuned, each)) for each in ([1], {}, GRID, 3)),
     *(("^`teacher` must be a run .*; got", do(distil, each)) for each in ({"a": 1}, {}, [1], GRID)),
     *(("^CartPole: num_envs must be a whole number; got", do(CartPole(2).another, each)) for each in ("x", GRID, 1.5)),

@@ -292,7 +292,7 @@ def timeout_s() -> float:
         seconds = float(given) if given else _TIMEOUT_S
     except ValueError:
         seconds = 0.0
-    if not 0.0 < seconds < 1e7:
+    if not 0.0 < seconds < 2e6:  # `poll` takes at most 2^31 milliseconds
         raise ValueError(f"{TIMEOUT_VARIABLE} must be a positive number of seconds; got {given!r}.")
     return seconds
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -144,24 +145,6 @@ def _shown_figure() -> type[Figure]:
     return ShownFigure
 
 
-def broken(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Break a text at its commas into lines that fit, as far as possible."""
-    lines: list[str] = []
-    for part in text.split(", ") if text else []:
-        longer = f"{lines[-1]}, {part}" if lines else part
-        if lines and fits(longer):
-            lines[-1] = longer
-        else:
-            lines.append(part)
-    return lines
-
-
-def wrapped(label: str, width: int = 30) -> str:
-    """Break a long label at its commas, so that it fits a panel."""
-    lines = ",\n".join(broken(label, lambda line: len(line) <= width)).split("\n")
-    return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
-
-
 def labelled(name: str, units: Mapping[str, str]) -> str:
     """Write a parameter with its unit, such as "length [m]"."""
     return f"{name} [{units[name]}]" if units.get(name) else name
@@ -183,7 +166,7 @@ def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: st
         if len(curves) > MAX_NAMED:
             panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)
         else:
-            draw_line(panel, curve, wrapped(label, 60), number, theme)
+            draw_line(panel, curve, textwrap.fill(label, 60), number, theme)
     panel.set_xlabel(clock)
     panel.set_ylabel(metric)
     panel.grid(True, alpha=0.6)

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -221,7 +221,8 @@ def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
 
     example = program.example(1)
     names = list(program(example))
-    with _quiet():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports missing packages, and names that it changes
+    with warnings.catch_warnings(action="ignore"):
         made = torch.onnx.export(_traced(program), input_names=list(example), output_names=names, verbose=False)
     assert made is not None
     made.model.metadata_props["rl8x"] = _about(program)
@@ -233,19 +234,6 @@ def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
         return {name: torch.from_numpy(np.asarray(part)) for name, part in zip(names, found, strict=True)}
 
     return content, run
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch's exporter, which reports missing packages and names that it will change."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _write_safetensors(program: DecisionProgram) -> tuple[bytes, Program]:

@@ -19,7 +19,6 @@ from torch import Tensor
 _HEADER: Final = 8  # bytes before a vector, with its length in bytes
 # Seconds of busy waiting before the thread sleeps. Other ranks are rarely later, and an idle processor wakes up slowly.
 _SPIN_S: Final = 0.001
-_MAX_TIMEOUT_MS: Final = 2**31 - 1  # the largest that `poll` accepts
 
 
 class LocalSockets:
@@ -71,7 +70,7 @@ class LocalSockets:
             waited.register(self._sockets[rank], select.POLLOUT * sending | select.POLLIN * coming)
         while not (ready := waited.poll(0)) and time.perf_counter() < until:
             pass
-        if not ready and not waited.poll(min(1000 * self._timeout_s, _MAX_TIMEOUT_MS)):
+        if not ready and not waited.poll(1000 * self._timeout_s):
             raise RuntimeError(f"rank {min(left)[0]} has timed out")
 
     def close(self) -> None:

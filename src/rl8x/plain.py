@@ -7,8 +7,8 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import yaml
@@ -24,7 +24,6 @@ MAX_VALUES: Final = 100_000
 MAX_WHOLE: Final = 2**63 - 1
 """Largest whole number of an option, such as a seed; files and tables hold no larger ones."""
 
-_MemberT = TypeVar("_MemberT")
 _TAG: Final = "tag:yaml.org,2002:"
 # Sequences that are not lists in a file.
 _NO_LISTS: Final = (tuple, bytes, bytearray, memoryview, Space)
@@ -172,28 +171,9 @@ def checked_number(value: Any, name: str, owner: str = "", *, least: float = -ma
     return int(value) if isinstance(value, numbers.Integral) and not is_large else float(value)
 
 
-def members(given: Iterable[_MemberT], must: str) -> Iterator[_MemberT]:
-    """Iterate over a list that was given; else raise a `TypeError` that begins with `must`, for an array of 0-d too."""
-    try:
-        return iter(given)
-    except TypeError:
-        raise TypeError(f"{must}; got {shown(given)}.") from None
-
-
-def names_in(given: Any, name: str) -> tuple[Any, ...]:
-    """Return names or paths given as a list or a single one, None as none; else raise a `TypeError`."""
-    must = f"`{name}` must be a text or a list of texts"
-    one = isinstance(given, str | os.PathLike)
-    listed = () if given is None else (given,) if one else tuple(members(given, must))
-    if not all(isinstance(each, str | os.PathLike) for each in listed):
-        raise TypeError(f"{must}; got {shown(given)}.")
-    return listed
-
-
-def check_state(state: object, key: str) -> None:
-    """Raise a `TypeError` unless a state to load is a mapping with a key that `state_dict` gives it."""
-    if not isinstance(state, Mapping) or key not in state:
-        raise TypeError(f"a state to load must be what `state_dict` returned, which has {key!r}; got {shown(state)}.")
+def names_in(given: Any) -> tuple[Any, ...]:
+    """Return names or paths given as a list or a single one, None as none."""
+    return (given,) if isinstance(given, str | os.PathLike) else tuple(given or ())
 
 
 def own_values(value: Any) -> Any:

@@ -536,8 +536,6 @@ class Policy(nn.Module):
             ValueError: If the path names no file.
         """
         target = named_path(path, "Policy.save: `path`")
-        if target.name in ("", ".."):
-            raise ValueError(f"Policy.save: `path` must be a file; got the folder {str(path)!r}. Name a file in it.")
         target = target if target.suffix else target.with_suffix(SUFFIX)
         replace_synced(target, self.to_bytes())
         return target

@@ -22,8 +22,6 @@ LARGEST_BOUND: Final = 1e9
 """Bounds of actions from this one on count as none: the squared norm of a critic's gradient grows with their fourth
 power, which float32 cannot hold."""
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
-# An observation of a GB; larger ones come from damaged files.
-_MAX_NUMBERS = 2**28
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 """Spaces with parts. In rl8x their elements are dicts of tensors; those of a `Tuple` have the keys "0", "1", ..."""
 
@@ -283,6 +281,15 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
 
 # -- as plain data
 
+# The arguments that make the spaces without parts, and what None is in a bound.
+_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Box": ("low", "high", "shape", "dtype"),
+    "Discrete": ("n", "start", "dtype"),
+    "MultiDiscrete": ("nvec", "start", "dtype"),
+    "MultiBinary": ("n",),
+}
+_INFINITE: Final = {"low": -np.inf, "high": np.inf}
+
 
 def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a space as plain data, from which `space_from_plain` makes an equal one."""
@@ -292,20 +299,24 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def _to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a space, or a part of one, as plain data; it may have no numbers."""
-    kind = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
         hidden = {"critic_only": list(space.critic_only)} if isinstance(space, AsymmetricDict) else {}
-        return kind | {"parts": [[key, _to_plain(part)] for key, part in named_parts(space)]} | hidden
-    if isinstance(space, spaces.Discrete):
-        return kind | {"n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
-    if isinstance(space, spaces.MultiDiscrete):
-        return kind | {"nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": np.dtype(space.dtype).name}
-    if isinstance(space, spaces.MultiBinary):
-        # In Gymnasium, n=2 and n=[2] make different spaces.
-        return kind | {"n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
-    assert isinstance(space, spaces.Box)
-    bounds = {"low": _plain_bound(space.low), "high": _plain_bound(space.high)}
-    return kind | bounds | {"shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
+        parts = [[key, _to_plain(part)] for key, part in named_parts(space)]
+        return {"kind": type(space).__name__, "parts": parts, **hidden}
+    kind = next(kind for kind in _ARGUMENTS if isinstance(space, getattr(spaces, kind)))
+    return {"kind": kind, **{name: _plain_argument(name, getattr(space, name)) for name in _ARGUMENTS[kind]}}
+
+
+def _plain_argument(name: str, value: Any) -> Any:
+    """Return an argument of a space as plain data; a bound that is the same everywhere is one number."""
+    if name == "dtype":
+        return np.dtype(value).name
+    value = np.asarray(value)
+    if name in _INFINITE:
+        first = value.flat[0] if value.size else 0
+        value = np.asarray(first) if (value == first).all() else value
+        value = np.where(np.isfinite(value), value, None)  # JSON has no infinite numbers
+    return value.tolist()
 
 
 def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
@@ -316,35 +327,18 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
         return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
-    if kind == "Discrete":
-        return spaces.Discrete(plain["n"], start=plain["start"], dtype=np.dtype(plain["dtype"]).type)
-    if kind == "MultiDiscrete":
-        dtype = np.dtype(plain["dtype"]).type
-        return spaces.MultiDiscrete(np.array(plain["nvec"]), dtype=dtype, start=np.array(plain["start"]))
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(plain["n"])
-    if kind == "Box":
-        dtype = np.dtype(plain["dtype"])
-        bounds = _bound(plain["low"], -np.inf, dtype), _bound(plain["high"], np.inf, dtype)
-        low, high = (np.broadcast_to(bound, plain["shape"]) for bound in bounds)
-        if low.size > _MAX_NUMBERS:
-            raise ValueError(f"a Box has at most {_MAX_NUMBERS:,} numbers; got {list(low.shape)}")
-        return spaces.Box(low.copy(), high.copy(), dtype=dtype.type)
-    raise ValueError(f"no space of the kind {kind!r}")
-
-
-def _plain_bound(bound: Any) -> Any:
-    """Return a bound as plain data: one number if it is the same everywhere, and None for infinite numbers."""
-    first = bound.flat[0] if bound.size else 0
-    bound = np.asarray(first) if (bound == first).all() else bound
-    plain: Any = np.where(np.isfinite(bound), bound, None)  # JSON has no infinite numbers
-    return plain.tolist()
-
-
-def _bound(plain: Any, infinite: float, dtype: np.dtype[Any]) -> Any:
-    """Invert `_plain_bound`: return the bound for its plain data."""
-    bound = np.array(plain, dtype)
-    return np.where(np.isnan(bound), infinite, bound).astype(dtype) if dtype.kind == "f" else bound
+    if kind not in _ARGUMENTS:
+        raise ValueError(f"no space of the kind {kind!r}")
+    arguments = {name: plain[name] for name in _ARGUMENTS[kind]}
+    if "dtype" in arguments:
+        arguments["dtype"] = np.dtype(plain["dtype"]).type
+    for name in _INFINITE.keys() & arguments.keys():
+        bound = np.array(plain[name], plain["dtype"])
+        if bound.dtype.kind == "f":
+            bound[np.isnan(bound)] = _INFINITE[name]  # it was None
+        arguments[name] = np.broadcast_to(bound, plain["shape"]).copy()
+    space: spaces.Space[Any] = getattr(spaces, kind)(**arguments)
+    return space
 
 
 def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

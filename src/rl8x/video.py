@@ -27,7 +27,6 @@ import torch
 from numpy.typing import NDArray
 
 from rl8x.disk import replace_synced
-from rl8x.drawing import broken
 from rl8x.envs import Env
 from rl8x.envs.canvas import (
     BACKGROUND,
@@ -304,7 +303,7 @@ class Camera:
         if not self._captions:
             return picture
         height, width = picture.shape[:2]
-        titles = [broken(title, lambda line: font(_LETTERS).getlength(line) <= width) for title in self._titles]
+        titles = [_broken(title, lambda line: font(_LETTERS).getlength(line) <= width) for title in self._titles]
         above = _LINE * max(map(len, titles))
         tile = Image.new("RGB", (width, above + height + _LINE), BACKGROUND)
         tile.paste(Image.fromarray(picture), (0, above))
@@ -317,6 +316,18 @@ class Camera:
         score = f"return {moment.returns[copy]:,.4g}"
         draw.text((width - 6, middle), score, fill=colour, font=letters, anchor="rm")
         return np.asarray(tile)
+
+
+def _broken(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Break a text at its commas into lines that fit, as far as possible."""
+    lines: list[str] = []
+    for part in text.split(", ") if text else []:
+        longer = f"{lines[-1]}, {part}" if lines else part
+        if lines and fits(longer):
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
 
 
 def _renders(env: Env) -> Iterator[Picture]:

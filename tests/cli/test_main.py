@@ -25,16 +25,6 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("words", ["train --help", pytest.param("tuned", marks=pytest.mark.long)])
-def test_an_output_that_cannot_be_written_is_one_line(words):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "rl8x", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert done.returncode == 2
-    assert done.stderr == "rl8x: error: the output could not be written: No space left on device\n"
-
-
 def test_letters_that_a_terminal_lacks_are_escaped():
     program = "import click, sys; from rl8x.cli import main\n"
     program += "main._run = lambda *_: click.echo('run \\U0001f389 \\xfc'); sys.exit(main.main())"

@@ -83,7 +83,6 @@ LIST = "must be a list of names; got"
         ([declaring("score")], f"{LIST} 'score'"),
         ([declaring(name for name in ["score"])], f"{LIST} <generator"),  # which a look uses up
         (["score"], "A callback is called with"),
-        (declaring(["score"]), "`callbacks` must be a list of callbacks; got <function"),
     ],
 )
 def test_names_that_are_taken_or_no_names_are_refused(callbacks, message):

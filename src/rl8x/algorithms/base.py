@@ -39,7 +39,6 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import BUILTIN, TrainingEffects, default_model
-from rl8x.plain import check_state
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
@@ -561,7 +560,6 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     def _load_totals(self, state: Mapping[str, Any]) -> None:
         """Restore state outside the learned state: the counters, and the learning rate of `set_lr`."""
-        check_state(state, "counters")
         self.counters.update(state["counters"])
         if "lr" in self.schedules and not self._has_schedule:
             self.set_lr(state["lr"])

@@ -26,7 +26,6 @@ from rl8x.distributed import resolve_device
 from rl8x.envs.simulator import StandIn
 from rl8x.envs.team import Team
 from rl8x.importing import UntrustedError, classes_in, is_dotted, texts
-from rl8x.output import shown
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
 from rl8x.replay.dataset import Dataset
@@ -263,13 +262,6 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
 # -- finding one
 
 
-def place_of(source: str | Path) -> Path:
-    """Return what names a run or a checkpoint as a path; raise `TypeError` if it is none."""
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"a run is named by a checkpoint's path, its folder, its name or its ID; got {shown(source)}.")
-    return Path(source)
-
-
 def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Checkpoint:
     """Find and read a checkpoint.
 
@@ -281,7 +273,7 @@ def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Check
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
-    path = place_of(source)
+    path = Path(source)
     if path.suffix == SUFFIX and os.path.isfile(path):
         raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")
     if not files.is_place(path):

@@ -33,7 +33,7 @@ from rl8x.disk import replace_synced
 from rl8x.distributed import resolve_device
 from rl8x.execution.artifacts import cpu_info
 from rl8x.importing import Trust, find_modules_here
-from rl8x.output import described, message_of, short, table
+from rl8x.output import described, short, table
 from rl8x.processes import python_process, restore_variables
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import hide_in_data
@@ -221,7 +221,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             mistake = is_users_mistake(error)
             ours = mistake or type(error).__module__.startswith("rl8x.")
             early = trainer is None or not any(trainer.state.values())
-            return {"error": _shown(message_of(error) if ours else described(error)), "mistake": early and mistake}
+            return {"error": _shown(str(error) if ours else described(error)), "mistake": early and mistake}
     texts = [_shown(str(warning.message)) for warning in caught if issubclass(warning.category, RuntimeWarning)]
     return row | {"warnings": list(dict.fromkeys(texts))}
 

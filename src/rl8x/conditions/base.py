@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final
 
 from rl8x import keys
 from rl8x.output import shown
-from rl8x.plain import members, thawed
 
 Stats = Mapping[str, float]
 Verdict = bool | None
@@ -110,23 +109,22 @@ class Condition(ABC):
     def own_state(self) -> dict[str, Any]:
         """Return its own state, without that of its children, as plain data: numbers, texts, flags, None, lists, dicts.
 
-        By default these are its attributes, without children and without constructor's arguments that have not changed
-        since the run began; an argument that has changed, as a dataclass's field may, is state.
+        By default these are its attributes, without children, and without constructor's arguments that are not plain
+        data; an argument is state too, as a dataclass's field may change.
 
         Raises:
-            TypeError: If an attribute holds something else.
+            TypeError: If another attribute holds something else.
         """
-        arguments, children, state = vars(self).get("_given") or self.arguments(), self.children, {}
+        arguments, children, state = self.arguments(), self.children, {}
         for name, value in vars(self).items():
             items = value if isinstance(value, list | tuple) else (value,)
-            holds_children = bool(items) and all(any(item is child for child in children) for item in items)
-            given = arguments.get(name, ...)
-            is_given = given is value or (type(value) in (list, dict) and repr(given) == repr(value))
-            if name == "_given" or holds_children or (is_given and not remembers(value)):
+            if items and all(any(item is child for child in children) for item in items):
                 continue
             try:
                 state[name] = plain(value)
             except TypeError as error:
+                if name in arguments and not remembers(value):
+                    continue
                 raise TypeError(
                     f"{type(self).__name__}: its attribute `{name}` holds {error}, which no checkpoint can: keep "
                     "numbers, texts, lists and dicts, make conditions part of `children`, or write own_state() and "
@@ -342,15 +340,12 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
         return []
     if isinstance(conditions, Condition | str) or callable(conditions):
         conditions = [conditions]
-    listed = [*map(as_condition, members(conditions, "`stop_conditions` must be a list of conditions"))]
+    listed = [*map(as_condition, conditions)]
     seen: set[int] = set()
     for condition in (part for root in listed for part in parts(root)):
         if id(condition) in seen and remembers(condition):
             raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
         seen.add(id(condition))
-        arguments = condition.arguments().items()
-        given = {name: thawed(value) if type(value) in (list, dict) else value for name, value in arguments}
-        vars(condition).setdefault("_given", given)
     return listed
 
 
@@ -374,7 +369,7 @@ def named(condition: Condition) -> str:
 def remembers(value: object) -> bool:
     """Whether a value is a condition with a state of its own."""
     try:
-        return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
+        return isinstance(value, Condition) and any(part.own_state().keys() - part.arguments() for part in parts(value))
     except TypeError:  # it has a state that cannot be saved
         return True
 

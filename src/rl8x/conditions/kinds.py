@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-import sys
 import time
 import weakref
 from abc import abstractmethod
@@ -214,7 +213,7 @@ def _seconds(duration: float | str) -> float:
         if text and not _DURATION.sub("", text):
             seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
-        seconds = math.inf if duration > sys.float_info.max else float(max(duration, 0))
+        seconds = float(duration)
     if not 0 < seconds < math.inf:
         raise ValueError(
             f"WallTime needs positive seconds or a text such as '90s', '1h30m', '2d'; got {shown(duration)}."
@@ -356,11 +355,9 @@ class Confirmed(Condition):
         """The awaited names of `condition`; the metrics that `by` reads are measured when it is judged."""
         return self.condition.awaited_names
 
-    def bind(self, trainer: object) -> None:
+    def bind(self, trainer: Any) -> None:
         """Store the trainer; raise if its evaluations do not measure the metrics that the condition reads."""
         super().bind(trainer)
-        if not hasattr(trainer, "evaluate_now") or not hasattr(trainer, "evaluation_name"):
-            raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
         self._trainer = weakref.ref(trainer)
         if self.by is not None:
             return

@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import itertools
 import json
-import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,9 +37,6 @@ SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_BYTES: Final = 4 * 2**20
 # Whole numbers of 64 bits, signed or not, as in tensors and generators.
 _WHOLE: Final = range(-(2**63), 2**64)
-_KEY: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
-# A dotted key of TOML that is nested too deeply: tomllib's time grows with the square of its parts.
-_DEEP_KEY: Final = re.compile(rf"(?<![\w-]){_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_DEPTH},}}", re.ASCII)
 # Base classes of the classes that a file may name.
 _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
@@ -67,8 +63,6 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         if len(content) > _MAX_BYTES:
             raise ValueError(f"too large: a run file has at most {_MAX_BYTES // 2**20} MiB")
         text = content.decode("utf-8-sig")  # editors on Windows write a mark first
-        if suffix == ".toml" and _DEEP_KEY.search(text):
-            raise ValueError(f"nested too deeply: a dotted key has at most {MAX_DEPTH} parts")
         if suffix == ".toml":
             data: Any = tomllib.loads(text)
         elif suffix == ".json":

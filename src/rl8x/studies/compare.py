@@ -269,8 +269,7 @@ def compare(
     Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """
     statistics.check_level(level)
-    given = {"runs": runs, "metrics": metrics, "group_by": group_by}
-    runs, metrics, group_by = (names_in(names, name) for name, names in given.items())
+    runs, metrics, group_by = map(names_in, (runs, metrics, group_by))
     uris = [_store_of(Path(word), tracking_uri) for word in runs] + [tracking_uri] * (experiment is not None)
     if len(stores := {locate(uri).uri: locate(uri).shown for uri in uris}) > 1:
         named = " and ".join(stores.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas
 
 from rl8x import drawing
 from rl8x.disk import replace_synced
-from rl8x.drawing import Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure, wrapped
+from rl8x.drawing import Axis, Curve, Drawing, Theme, draw_legend, draw_line, new_figure
 from rl8x.studies import statistics
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED, Group, Supports, clock_of
 
@@ -41,12 +42,12 @@ def heat_maps(
     low, high = np.nanmin(maps), np.nanmax(maps)
     columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
     lines = -(-len(groups) // columns)
-    tallest = max(wrapped(group.label).count("\n") for group in groups)
+    tallest = max(textwrap.fill(group.label, 30).count("\n") for group in groups)
     figure = new_figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
         mesh = drawing.draw_map(panel, values, x, y, low, high)
-        panel.set(title=wrapped(group.label), facecolor=theme.faint)
+        panel.set(title=textwrap.fill(group.label, 30), facecolor=theme.faint)
         _draw_support(panel, supports.get(group.training, {}), x, y)
     for panel in panels.flat[len(groups) :]:
         panel.set_visible(False)
@@ -127,7 +128,7 @@ def intervals(summary: statistics.Summary, rows: Sequence[int], theme: Theme) ->
     """Draw a panel for each statistic: a point and its interval for each group."""
     names = ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell")
     shown = summary.frame.loc[list(rows)]
-    labels = [wrapped(label, 34) for label in shown["label"]]
+    labels = [textwrap.fill(label, 34) for label in shown["label"]]
     figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(label.count("\n") for label in labels))
     panels = figure.subplots(1, len(names), sharey=True)
     for panel, name in zip(panels, names, strict=True):

@@ -201,7 +201,7 @@ def report(
 def make_report(study: FoundStudy, parameters: Sequence[str] | None = None, **options: Any) -> Report:
     """Make the report of a found study without writing it; `options` are those of `summarize`."""
     evaluations = table.read_evaluations(study.table)
-    parameters = None if parameters is None else names_in(parameters, "parameters")
+    parameters = None if parameters is None else names_in(parameters)
     axes, notes = chosen_axes(evaluations.cells, parameters)
     summary = summarize(evaluations, **options)
     summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, study.definition), *notes))

@@ -336,8 +336,6 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 def check_evaluation_name(name: str) -> None:
     """Raise if MLflow would refuse or change an evaluation's name, or an unnamed evaluation has such metrics."""
-    if not isinstance(name, str):
-        raise TypeError(f"The name of an evaluation must be a text; got {shown(name)}.")
     longest = f"{keys.EVAL_PREFIX}{name}/episodes/lengths/mean"
     if not name.strip() or name != name.strip("/ ") or legal_name(longest) != longest:
         raise ValueError(

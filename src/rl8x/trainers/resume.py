@@ -21,7 +21,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
-from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, place_of
+from rl8x.checkpoint.load import build_algorithm, changes, find_of_job
 from rl8x.config.files import unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
@@ -84,7 +84,7 @@ def prepare(
 ) -> tuple[Checkpoint, Origin, dict[str, Any]]:
     """Find the checkpoint to resume from; return it, its origin and the trainer's arguments. See `Trainer.resume`."""
     # List the checkpoints before one is chosen, if the source is a path.
-    known = listed(place_of(source)) or listed(place_of(source).parent)
+    known = listed(source) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
     metadata, spec, folder = checkpoint.metadata, checkpoint.spec, checkpoint.path.parent
     try:

@@ -228,7 +228,6 @@ class ProgressReporter:
     """Shows the progress of a run beside the counter `clock`; errors in writing it are ignored."""
 
     def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
-        check_progress(mode)
         self._stream = Unfailing(sys.stderr)
         if mode == "auto":
             mode = "bar" if self._stream.isatty() or in_notebook() else "lines"

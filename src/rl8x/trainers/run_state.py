@@ -67,10 +67,6 @@ class RunState:
         self.signals: SignalGuard
         self._given = tuple(given)
         self._saved = saved
-        self._measured: frozenset[str] = frozenset()
-        self._steps_before = 0
-        self._counters_before: Mapping[str, int] = {}
-        self._bounded: Mapping[str, int] = {}
 
     # -- before it begins
 

@@ -26,7 +26,6 @@ from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.output import shown
-from rl8x.plain import members
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking.protocol import legal_name, metric_value
 from rl8x.trainers.ranks import execute_alike, from_first, one_diagnosis, take_over
@@ -312,7 +311,7 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
 
 def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> tuple[Callback, ...]:
     """Return callbacks as a tuple; raise if one is not callable, or declares an illegal or taken metric name."""
-    callbacks = tuple(members(callbacks, "`callbacks` must be a list of callbacks"))
+    callbacks = tuple(callbacks)
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
         if isinstance(callback, type) or not callable(callback):
