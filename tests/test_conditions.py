@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import copy
 import json
 import math
-import pickle
 import statistics
-import threading
 from typing import ClassVar
 
 import numpy as np
@@ -366,20 +363,6 @@ def test_what_users_derive_from_conditions_is_confirmed_with_arguments_of_its_ow
     row = {RETURNS: 300.0, X: 1.0}
     assert [condition(row), condition(row)] == [False, True]
     assert condition.metric_names - {X} == {RETURNS}
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda condition: pickle.loads(pickle.dumps(condition))])
-def test_a_copy_of_a_condition_that_had_a_trainer_waits_for_its_own(copied):
-    trainer = Trainer(200.0)
-    trainer.lock = threading.Lock()  # neither copied nor pickled
-    condition = Confirmed(HitsUpperBound(RETURNS, 195)) & HitsUpperBound(X, 0)
-    condition.bind(trainer)
-    again, row = copied(condition), {RETURNS: 300.0, X: 1.0}
-    with pytest.raises(RuntimeError, match="pass it to run"):
-        again(row)
-    assert condition(row)
-    again.bind(Trainer(10.0))
-    assert not again(row)
 
 
 # -- what users give

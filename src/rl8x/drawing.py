@@ -10,9 +10,8 @@ import functools
 import io
 import itertools
 import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -27,8 +26,6 @@ MAX_LINES: Final = 8
 MAX_NAMED: Final = 24
 """Maximum number of curves of single runs that a legend names."""
 Array = NDArray[np.float64]
-# Warnings already shown: a letter that the font lacks occurs in several figures, and each is drawn several times.
-_WARNED: Final[set[str]] = set()
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
 _MAX_VALUES: Final = 64  # a parameter with more values is drawn in bins
@@ -99,8 +96,8 @@ def png(drawing: Drawing, theme: Theme, *, titled: bool = False) -> bytes:
     return target.getvalue()
 
 
-@contextmanager
-def _style(theme: Theme) -> Iterator[None]:
+def _style(theme: Theme) -> AbstractContextManager[None]:
+    """Return the context in which figures have a theme."""
     import matplotlib
 
     written = ("axes.labelcolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color")
@@ -117,12 +114,7 @@ def _style(theme: Theme) -> Iterator[None]:
         "lines.linewidth": 1.8,
         "text.parse_math": False,
     }
-    with matplotlib.rc_context(settings), warnings.catch_warnings(record=True) as caught:
-        yield
-    for each in caught:
-        if (text := str(each.message)) not in _WARNED:
-            _WARNED.add(text)
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return matplotlib.rc_context(settings)
 
 
 def new_figure(width: float, height: float) -> Figure:

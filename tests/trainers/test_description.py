@@ -138,14 +138,6 @@ def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_pa
         assert main([*words[1:], "--progress", "none"]) == 0
 
 
-def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
-    from rl8x.trainers import record
-
-    monkeypatch.setattr(record, "_MAX_CONFIGURATION", 50)
-    _, head, *_ = trained(algorithm={"seed": 903413781}).tracker.description.split("\n\n")
-    assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `903413781`, device `cpu` and 2 more", head)
-
-
 def test_tags_tell_runs_apart():
     trainer = trained(run={"steps_per_eval": 1}, num_eval_envs=2)
     values = [value for _, value in trainer.tracker.history("eval/returns/mean")]

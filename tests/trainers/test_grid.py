@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -15,12 +14,11 @@ from tests.trainers import helpers
 
 from rl8x import MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig
-from rl8x.drawing import DARK, LIGHT, png
 from rl8x.envs import CartPole, Parameter
 from rl8x.envs.cells import make_cells
 from rl8x.replay.dataset import Dataset
 from rl8x.trainers import plot_grid
-from rl8x.trainers.grid import CellEvaluator, _grid_drawing, seed_of
+from rl8x.trainers.grid import CellEvaluator, seed_of
 
 
 class Product(Probe):
@@ -101,16 +99,6 @@ def test_mlflow_has_the_table_and_the_figure(mlruns, mlflow_client):
     pandas.testing.assert_frame_equal(kept, frame, check_dtype=False)
     metrics = mlflow_client.get_run(run_id).data.metrics
     assert metrics["grid/a b/best_cell"] == frame["returns"].max()
-
-
-def test_a_letter_that_the_font_lacks_is_warned_of_once():
-    frame = pandas.DataFrame({"訓練": [1.0, 2.0], "returns": [0.0, 1.0]})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for theme in (LIGHT, DARK):
-            assert png(_grid_drawing(frame), theme, titled=True).startswith(b"\x89PNG")
-    lacking = [str(each.message) for each in caught if "missing from" in str(each.message)]
-    assert len(lacking) == len(set(lacking)) == 2
 
 
 class Other(Product):

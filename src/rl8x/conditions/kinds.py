@@ -397,10 +397,6 @@ class Confirmed(Condition):
         others = {name: value for name, value in row.items() if name not in self._evaluated}
         return self.condition.judge(others | {name: row[new] for name, new in self._evaluated.items() if new in row})
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy, without the trainer, which the copy's own run binds."""
-        return {**vars(self), "_trainer": None}
-
     def own_state(self) -> dict[str, Any]:
         """Return no state, as its measurements belong to one row."""
         return {}

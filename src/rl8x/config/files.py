@@ -23,7 +23,7 @@ from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
-from rl8x.importing import Trust, dotted_path, from_plain, import_class, import_named, is_dotted, values_in
+from rl8x.importing import Trust, from_plain, import_class, import_named, is_dotted, values_in
 from rl8x.models import Model
 from rl8x.names import did_you_mean
 from rl8x.output import in_line
@@ -272,13 +272,8 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     cls = import_named(name, trust=trust)
     if isinstance(cls, type) and issubclass(cls, AlgorithmConfig):
         return cls
-    hint = ""
-    if isinstance(cls, type) and issubclass(cls, GenericAlgorithmBase):
-        configs: list[type[AlgorithmConfig]] = [AlgorithmConfig]
-        for config in configs:  # breadth first, so that a config comes before its subclasses, such as presets
-            configs += config.__subclasses__()
-        path = next(filter(None, (dotted_path(config) for config in configs if config.algorithm is cls)), None)
-        hint = f", which is an algorithm. Name its config: {path}" if path else ", an algorithm that no config builds"
+    is_algorithm = isinstance(cls, type) and issubclass(cls, GenericAlgorithmBase)
+    hint = ", an algorithm: name the class of its config" if is_algorithm else ""
     raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}{hint}.")
 
 

@@ -43,17 +43,10 @@ _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError"
 def check_backend(backend: str, address: str | None) -> None:
     """Raise if a back end is unknown or not installed, an address is given without Dask, or there are several ranks."""
     if ranks().size > 1:
-        if ranks().is_first:
-            say(
-                f"rl8x: error: a study is one process, and torchrun has started {ranks().size}: start it without "
-                "torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for a cluster.",
-                err=True,
-            )
-        # torchrun ends all ranks once one has ended: wait for the message, and ignore SIGTERM so that each rank exits.
-        ranks().share("the refusal of a study", None)
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(2)
+        raise ValueError(
+            f"a study is one process, and torchrun has started {ranks().size}: start it without torchrun, with `jobs` "
+            "trainings at a time (--jobs), or a `backend` for a cluster."
+        )
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"`backend` must be one of {', '.join(BACKENDS)}; got {shown(backend)}.")
     if (package := BACKENDS[backend]) is not None and importlib.util.find_spec(package) is None:

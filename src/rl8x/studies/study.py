@@ -106,8 +106,7 @@ class Study:
 
         Raises:
             StudyError: If another process runs it, or its folder has another definition.
-            ValueError: If a value is not legal, before anything is trained or written.
-            SystemExit: With code 2 in each of several ranks, after the first has printed the reason.
+            ValueError: If a value is not legal or torchrun has started several ranks, before anything is written.
         """
         config, jobs = self.config, checked_number(jobs, "jobs", least=1, whole=True)
         check_backend(backend, cluster)

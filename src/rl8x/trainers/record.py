@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import platform
 import re
@@ -48,7 +47,6 @@ from rl8x.trainers.run_state import RunState
 RUN_FILE: Final = "run.yaml"
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 _MAX_LENGTH: Final = 600  # characters of one text in a description, which MLflow cuts at 8000
-_MAX_CONFIGURATION: Final = 2000
 _ALWAYS: Final = ("num_envs", "horizon", "seed")
 _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
 
@@ -392,7 +390,7 @@ class Record:
         self.tracker.describe("\n\n".join(lines), folder)
 
     def _configuration(self) -> str:
-        """Return the size and as many hyperparameters with other values than their defaults as fit."""
+        """Return the size and the hyperparameters with other values than their defaults."""
         config, params = self.algorithm.config, self.algorithm.params
         fields, parts = {field.name: field for field in dataclasses.fields(config)}, list[str]()
         for name in dict.fromkeys((*_ALWAYS, *fields)):
@@ -401,10 +399,7 @@ class Record:
                 # A mapping is shown by its param if it has one: a teacher by its name, not its configuration.
                 value = params.get(name, value) if name == "seed" or isinstance(value, Mapping) else value
                 parts.append(f"{name} {_code(value.__name__ if isinstance(value, type) else value)}")
-        lengths = itertools.accumulate(map(len, parts))
-        shown = 1 + sum(length <= _MAX_CONFIGURATION for length in lengths)
-        rest = len(parts) - shown
-        return ", ".join(parts[:shown]) + (f" and {rest} more" if rest > 0 else "")
+        return ", ".join(parts)
 
     @property
     def steps_made(self) -> str:
