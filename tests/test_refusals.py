@@ -199,16 +199,13 @@ PLAIN = [
 # -- schedules
 
 POINTS = [[0, 1.0], [100, 0.5], [200, 0.0]]
+UNORDERED = [[], [[5, 1.0]], [[0, 1.0], [10, 0.5], [10, 0.1]], [[0, float("nan")]], [[0, 1.0], [0.5, 1.0]]]
 SCHEDULES = [
-    ("got an empty list", []),
-    ("must begin at 0, .* got 5", [[5, 1.0]]),
-    ("transitions must increase; got 10 after 10", [[0, 1.0], [10, 0.5], [10, 0.1]]),
-    (r"finite numbers all; got \[0, nan\]", [[0, float("nan")]]),
-    ("transitions are whole numbers; got 0.5", [[0, 1.0], [0.5, 1.0]]),
-    (r"got \[0, 1.0, 2.0\]", [[0, 1.0, 2.0]]),
-    ("pairs.*got 0", [0, 1.0]),
-    ("pairs.*got 'ab'", ["ab"]),
-    ("finite numbers", [[0, True]]),
+    *(
+        (r"pairs.*finite numbers all, with whole transitions that begin at 0 and increase; got", each)
+        for each in UNORDERED
+    ),
+    *(("pairs.*; got", each) for each in ([[0, 1.0, 2.0]], [0, 1.0], ["ab"], [[0, True]])),
     ("keys kind, points; got points", {"points": POINTS}),
     ("'step' or 'interp'; got 'cosine'", {"points": POINTS, "kind": "cosine"}),
 ]
@@ -297,10 +294,6 @@ def decide(obs, space=VECTOR, **options):
     return Policy(space, spaces.Discrete(2), model_config={"hidden_sizes": [8]}).decide(obs, **options)
 
 
-def decide_in(dtype):
-    Policy(VECTOR, THREE, model_config={"hidden_sizes": [8]}).to(dtype).decide([ROW])
-
-
 BYTES = spaces.Box(0, 255, (2,), np.uint8)
 WHOLE = [  # observations that are no elements of their space
     (r"Discrete\(3\); got 3", THREE, 3),
@@ -344,10 +337,6 @@ POLICIES = [
         for starts in ([True], [True, False], True)
     ),
     ("the state has no actor_h: give what the last decision returned", lambda: recurrent().decide([ROW] * 3, {})),
-    *(
-        (rf"the weights are {dtype}, .* in float32: call policy\.float\(\)", do(decide_in, dtype))
-        for dtype in (torch.float64, torch.float16, torch.bfloat16)
-    ),
     (ACTING, lambda: recurrent().predict(ROW)),
     (ACTING, lambda: recurrent().predict(ROW, None, episode_start=True)),
     (r"^there is no file 'run' .*: rl8x.load_algorithm\('run'\).policy$", do(Policy.load, "run")),
@@ -385,10 +374,6 @@ FILMS = [
 # -- what is shown in several lines
 
 
-def decided(state):
-    return Policy(Pendulum(1).single_observation_space, X).decide(np.zeros(3, np.float32), state)
-
-
 ROWS = {name: torch.ones(1) for name in ("obs", "actions", "rewards", "terminated", "truncated")}
 MODULE, LINES = torch.nn.Sequential(torch.nn.Linear(1, 1)), r"got Sequential\(\\n  \(0\): Linear"
 SHOWN = [
@@ -419,7 +404,6 @@ ODD = [
     ("`buffer_path` must be a path", lambda: SACConfig(buffer_path=1.5, device="cpu").build(Pendulum)),
     ("`transitions` must be a whole number, at least 1; got nan", lambda: record(None, CartPole(1), math.nan)),
     ("`seed` must be a whole number, at least 0; got 'x'", lambda: record(None, CartPole(1), 1, seed="x")),
-    ("`state` must be what the last decision returned, or None; got 'x'", lambda: decided("x")),
 ]
 # Whole numbers that run files do not hold.
 LARGE = [

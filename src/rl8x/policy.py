@@ -26,7 +26,6 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.base import TrainingEffects, config_with_critic_obs
 from rl8x.names import resolved_arguments
-from rl8x.output import shown
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import (
@@ -495,9 +494,7 @@ class Policy(nn.Module):
             ValueError: If an observation is not of the space, or not finite, as in training, or if `state` or `starts`
                 have another number of rows.
         """
-        device, dtype = next((each.device, each.dtype) for each in self.parameters())
-        if dtype != torch.float32:
-            raise TypeError(f"the weights are {dtype}, and policies decide in float32: call policy.float().")
+        device = self.device
         rows, batched = to_rows(self.seen_space, obs, device)
         check_finite(rows)
         num = len(first_tensor(rows))
@@ -509,8 +506,6 @@ class Policy(nn.Module):
             begins |= flags.reshape(-1).bool()
         memory = self.memory(num)
         state = memory if state is None else state
-        if not isinstance(state, Mapping):
-            raise TypeError(f"`state` must be what the last decision returned, or None; got {shown(state)}.")
         if missing := [name for name in memory if name not in state]:
             raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
         for name, part in state.items():

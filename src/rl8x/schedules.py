@@ -63,7 +63,7 @@ class Schedule:
                     f"`{name}` as a mapping has the keys kind, points; got {', '.join(map(str, spec)) or 'none'}."
                 )
             return cls.make(spec["points"], kind=spec["kind"], name=name)
-        if isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
+        if _is_list(spec):
             return cls(tuple(spec), kind, name)
         raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
 
@@ -107,22 +107,17 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float], ...]:
     """Return the pairs as a tuple of tuples, after checking them."""
-    form = f"`{name}` must be a list of (transitions, value) pairs, as in [[0, 1e-3], [1000000, 1e-4]]"
-    if not isinstance(points, Sequence) or isinstance(points, str | bytes):
-        raise ValueError(f"{form}; got {points!r}.")
-    if not points:
-        raise ValueError(f"{form}; got an empty list.")
-    checked: list[tuple[int, float]] = []
-    for point in points:
-        is_pair = isinstance(point, Sequence) and not isinstance(point, str | bytes) and len(point) == 2
-        if not is_pair or not all(_is_number(number) and math.isfinite(number) for number in point):
-            raise ValueError(f"{form}, finite numbers all; got {point!r}.")
-        transitions, value = point
-        if transitions != int(transitions):
-            raise ValueError(f"`{name}`: transitions are whole numbers; got {transitions!r}.")
-        if not checked and transitions != 0:
-            raise ValueError(f"`{name}` must begin at 0, to say what holds at the start; got {transitions!r}.")
-        if checked and transitions <= checked[-1][0]:
-            raise ValueError(f"`{name}`: transitions must increase; got {transitions!r} after {checked[-1][0]}.")
-        checked.append((int(transitions), float(value)))
-    return tuple(checked)
+    listed = points if _is_list(points) else []
+    pairs = [tuple(point) for point in listed if _is_list(point) and len(point) == 2]
+    legal = len(pairs) == len(listed) > 0 and all(_is_number(x) and math.isfinite(x) for pair in pairs for x in pair)
+    times = [time for time, _ in pairs] if legal else [-1]
+    if times[0] != 0 or any(time != int(time) for time in times) or times != sorted(set(times)):
+        raise ValueError(
+            f"`{name}` must be a list of (transitions, value) pairs, as in [[0, 1e-3], [1000000, 1e-4]], finite "
+            f"numbers all, with whole transitions that begin at 0 and increase; got {points!r}."
+        )
+    return tuple((int(time), float(value)) for time, value in pairs)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

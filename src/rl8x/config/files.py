@@ -70,13 +70,9 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
         else:
             data = _parse_yaml(text)
             data = {} if data is None else data
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start}).") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}.") from None
-    except RecursionError:
-        raise ValueError(f"{path}: nested too deeply.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {one_line(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: a run file is a mapping, such as `env: CartPole`; got {shortened(data)}.")
@@ -91,9 +87,7 @@ def _parse_yaml(text: str) -> Any:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{error.problem or error.context}{where}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(one_line(error)) from None
-    except (TypeError, AttributeError, LookupError, OverflowError, ValueError) as error:
+    except (yaml.YAMLError, TypeError, AttributeError, LookupError, OverflowError, ValueError) as error:
         # PyYAML trips over some tags and escapes that do not fit their values (`!!bool maybe`, "\\UFFFFFFFF")
         raise ValueError(f"not plain YAML ({one_line(error)})") from None
 

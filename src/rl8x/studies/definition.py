@@ -232,10 +232,8 @@ class StudyConfig:
                 raise ValueError(f"vary[{name!r}] is no hyperparameter or key of a run: {hint}.")
             if isinstance(values, Mapping):
                 _check_range(name, values)
-            elif not isinstance(values, list) or not values:
-                raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif any(value in values[:place] for place, value in enumerate(values)):
-                raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
+            elif not isinstance(values, list) or not values or any(values.count(value) > 1 for value in values):
+                raise ValueError(f"vary[{name!r}] must be a list of different values; got {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
         if self.trials is not None and not self.vary:

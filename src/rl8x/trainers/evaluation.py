@@ -402,17 +402,11 @@ def _make_env(
             "class or a factory."
         )
     another = trained.another(share, seed=seed)
-    instance = f"but the algorithm was built from an instance of {type(trained).__name__}"
-    if another is None and num_eval_envs not in (None, trained.num_copies):
+    if another is None and (must or num_eval_envs not in (None, trained.num_copies)):
         raise ValueError(
-            f"`num_eval_envs` is {num_eval_envs}, {instance} with {trained.num_copies} copies, which cannot be made "
-            "again with another number. Build it from a class or factory, pass an `eval_env`, or leave `num_eval_envs` "
-            "out."
-        )
-    if another is None and must:
-        raise ValueError(
-            f"`eval_env=True` needs to make an environment, {instance} that can neither be copied nor made again. Pass "
-            "an instance or a factory."
+            "`eval_env=True` and another `num_eval_envs` need to make an environment, but the algorithm was built from "
+            f"an instance of {type(trained).__name__} with {trained.num_copies} copies, which cannot be made again so; "
+            f"got num_eval_envs={num_eval_envs}. Build it from a class or factory, or pass an `eval_env`."
         )
     return another
 
