@@ -205,7 +205,6 @@ def test_every_condition_equals_the_model_also_when_resumed_and_restarted(tree, 
         ({"patience": 2, "rtol": 0.5}, [1, 1.1, 1, 1.1, math.nan, 1.1, 1, 1.1, 1, 1.1], {9}),
         # the first values are left out, those that are not finite among them
         ({"patience": 2, "after": 3}, [7, 7, 7, 7, 7, 7, 7], {5, 6}),
-        ({"patience": 2, "rtol": 1.0}, [1e308, 1.7e308] * 3, set()),  # no float is their sum
     ],
 )
 def test_plateaus_by_hand(arguments, values, met_at):

@@ -11,6 +11,7 @@ import difflib
 import gc
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -199,16 +200,10 @@ def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) ->
 
 def dotted_path(thing: Any) -> str | None:
     """Return the shortest dotted path by which `import_named` finds a class or function; None if there is none."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    if not module or not name:
-        return None
-    parts = module.split(".")
-    for length in range(1, len(parts) + 1):  # packages keep short paths stable, even if files move
-        path = ".".join((*parts[:length], name))
-        with contextlib.suppress(ValueError):
-            if import_named(path) is thing:
-                return path
-    return None
+    module, name = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", None) or ""
+    packages = itertools.accumulate(module.split("."), "{}.{}".format)  # a package keeps its path even if files move
+    paths = (f"{each}.{name}" for each in packages if getattr(sys.modules.get(each), name, None) is thing)
+    return next(filter(is_dotted, paths), None)
 
 
 def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> Any:

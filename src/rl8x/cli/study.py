@@ -135,12 +135,8 @@ def _rows(frame: Any) -> list[list[str]]:
     final = frame[frame[columns.FINAL]]
     by = columns.who(final)
     policies = columns.policies(final).groupby(by, sort=False, dropna=False)
-    within = final.groupby([*by, columns.SEED], sort=False, dropna=False)[columns.INSIDE]
-    lacks = {"inside": ~within.any(), "outside": within.all()}
-    # A return that is not finite is not skipped, so its mean is not finite either.
-    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map(measured)
-    for name, policy_lacks in lacks.items():  # as in the report: a group has a mean if each of its policies has one
-        means[name] = means[name].mask(policy_lacks.groupby(by, sort=False, dropna=False).any(), "-")
+    # A mean is missing if that of one policy is, as in the report.
+    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map(measured).replace("nan", "-")
     means.insert(0, "seeds", policies.size())
     heads = [*(name.removeprefix(columns.VARY) for name in by), "seeds", "return", "inside", "outside"]
     return [[*heads, HEADINGS["worst_cell"]], *means.reset_index().astype(str).to_numpy().tolist()]

@@ -156,10 +156,8 @@ class Plateau(_Patient):
         self.values = [*self.values[1 - 2 * size :], value] if math.isfinite(value) else []
         if len(self.values) < 2 * size:
             return False
-        try:  # by `fsum`, which does not depend on the order of the values
-            before, now = (math.fsum(window) / size for window in (self.values[:size], self.values[size:]))
-        except OverflowError:
-            return False
+        # By `fsum`, which does not depend on the order of the values
+        before, now = (math.fsum(window) / size for window in (self.values[:size], self.values[size:]))
         return abs(now - before) <= self._margin(before)
 
 
