@@ -126,10 +126,6 @@ def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
         logits: `[..., num_atoms]`.
         atoms: The values that have these probabilities, `[num_atoms]`.
     """
-    if atoms.dim() != 1 or logits.shape[-1:] != atoms.shape:
-        raise ValueError(
-            f"`logits` must be [..., num_atoms] for `atoms` [num_atoms]; got {list(logits.shape)}, {list(atoms.shape)}."
-        )
     return logits.softmax(-1) @ atoms
 
 
@@ -268,8 +264,6 @@ class RunningMoments(nn.Module):
 
     def __init__(self, shape: Sequence[int] = (), *, epsilon: float = 1e-8) -> None:
         super().__init__()
-        if not epsilon >= 0 or any(size < 0 for size in shape):
-            raise ValueError(f"`shape` and `epsilon` must not be negative; got {tuple(shape)} and {epsilon}.")
         self.shape = tuple(shape)
         self.epsilon = epsilon
         size = math.prod(self.shape)

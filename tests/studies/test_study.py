@@ -414,7 +414,7 @@ def test_a_policy_without_a_cell_inside_has_no_part_in_a_gap():
         ({"test": {"length": [100]}}, r"test\['length'\] must be in"),
         ({"seeds": [1, 1]}, "`seeds` must be"),
         ({"env_config": {}}, "give it by name under `train`"),
-        ({"vary": {"lr": [1, 0.5, 1.0]}}, "twice"),
+        ({"vary": {"lr": [1, 0.5, 1.0]}}, "a list of different values; got"),
         ({"vary": {"env_config.length": [1]}}, r"vary\['env_config.length'\] .*: give it by name under `train`"),
         ({"vary": {"lr": {"unifrm": [0, 1]}}, "trials": 2}, "Did you mean 'uniform'"),
         ({"vary": {"lr": {"log_uniform": [0, 1]}}, "trials": 2}, "above 0"),

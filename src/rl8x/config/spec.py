@@ -106,8 +106,6 @@ class Checkpoints(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.directory is not None:
-            if not isinstance(self.directory, str):
-                raise TypeError(f"Checkpoints: `directory` must be a path or None; got {shortened(self.directory)}.")
             directory = named_path(self.directory, "Checkpoints: `directory`")
             object.__setattr__(self, "directory", Path(os.path.expanduser(directory)).absolute())
 

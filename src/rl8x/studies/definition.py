@@ -28,7 +28,7 @@ from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.plain import MAX_WHOLE, frozen, thawed
 from rl8x.tracking.location import mlruns_dir
-from rl8x.tracking.secrets import find_hidden, hide_in_data
+from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers import Trainer
 
 # Keys of a run that a study sets itself, with the keys to use instead.
@@ -210,8 +210,6 @@ class StudyConfig:
         return {name: dict(config or {}) for name, config in self.train.items()}
 
     def _check_run(self) -> None:
-        if (hidden := find_hidden(self.run, "")) is not None:
-            raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
         for name in sorted({"directory", "best"} & {*(self.run.get("checkpoints") or {})}):
             raise ValueError(f"`checkpoints` of a study's trainings have no `{name}`: they lie in the study's folder.")
         given = {name for name, value in self.run.items() if value not in (None, [])}

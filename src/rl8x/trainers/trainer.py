@@ -480,14 +480,11 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             why: The reason, in words; after several calls the first counts.
 
         Raises:
-            TypeError: If the reason is no text.
-            ValueError: If it is empty.
+            ValueError: If the reason is no text, or empty.
             RuntimeError: If no run and no callback is in progress.
         """
-        if not isinstance(why, str):
-            raise TypeError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {shown(why)}.")
-        if not why.strip():
-            raise ValueError(f"`why` must say why, as in trainer.stop('the budget is spent'); got {shown(why)}.")
+        if not isinstance(why, str) or not why.strip():
+            raise ValueError(f"`why` must be a text, as in trainer.stop('the budget is spent'); got {shown(why)}.")
         if not self.train_step.is_in_progress:
             raise RuntimeError(
                 "trainer.stop() ends a run() in progress, and there is none: call it in a callback, a signal handler "
