@@ -160,15 +160,14 @@ class FrozenList(list[Any]):
 
 def checked_number(value: Any, name: str, owner: str = "", *, least: float = -math.inf, whole: bool = False) -> Any:
     """Return an argument, which may be NumPy's number, as a Python number for files; else raise a `ValueError`."""
-    kind: Any = numbers.Integral if whole else numbers.Real
+    value, kind = own_values(value), numbers.Integral if whole else numbers.Real
     is_number = isinstance(value, kind) and not isinstance(value, bool)
-    is_large = is_number and isinstance(value, numbers.Integral) and abs(int(value)) > MAX_WHOLE
-    is_finite = is_number and (abs(int(value)) <= sys.float_info.max if is_large else math.isfinite(value))
-    if not is_finite or (whole and is_large) or value < least:
+    most: float = MAX_WHOLE if whole else sys.float_info.max
+    if not is_number or not max(least, -most) <= value <= most:  # NaN is neither
         needed = f"a {'whole' if whole else 'finite'} number" + (f", at least {least:g}" if least > -math.inf else "")
-        needed += ", of at most 63 bits" * (whole and is_large)
+        needed += ", of at most 63 bits" * (whole and is_number and abs(value) > most)
         raise ValueError(f"{owner}{': ' if owner else ''}`{name}` must be {needed}; got {shown(value)}.")
-    return int(value) if isinstance(value, numbers.Integral) and not is_large else float(value)
+    return int(value) if isinstance(value, int) and abs(value) <= MAX_WHOLE else float(value)
 
 
 def names_in(given: Any) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ import click
 import torch
 
 from rl8x import __version__, keys
-from rl8x.cli.errors import FiniteRange, UserError, WholeRange, check_file, is_users_mistake, users_mistakes
+from rl8x.cli.errors import UserError, WholeRange, check_file, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
@@ -104,7 +104,9 @@ class _BenchCommand(RunCommand):
     help="Precisions to measure: fp32, bf16, on CUDA also tf32.  [default: the run's, fp32]",
 )
 @click.option("--passes", type=WholeRange(1), default=1, help="Fresh processes for each row, in turn.")
-@click.option("--seconds", type=FiniteRange(0.0), default=5.0, help="Seconds that each times, after a first iteration.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.0), default=5.0, help="Seconds that each times, after a first iteration."
+)
 @click.option("--threads", type=WholeRange(1), help="CPU threads.  [default: torch's own choice]")
 @click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
 def bench(passes: int, seconds: float, threads: int | None, path: str | None, **run: Any) -> int:

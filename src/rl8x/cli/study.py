@@ -11,7 +11,6 @@ import click
 from rl8x.cli.errors import (
     LOST_ROWS,
     Command,
-    FiniteRange,
     UserError,
     WholeRange,
     check_folder,
@@ -153,7 +152,9 @@ _BOOTSTRAP: Final = (
     "narrow where one policy is played in all cells."
 )
 _METRIC: Final = "Compare this metric; may be repeated. [default: returns of evaluations, else of training]"
-_level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage.")
+_level = click.option(
+    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage."
+)
 
 
 @click.command("report", cls=Command, epilog=_REPORT_EXAMPLES)
