@@ -26,7 +26,7 @@ from rl8x.envs import Env
 from rl8x.importing import Trust, from_plain, import_class, import_named, is_dotted, values_in
 from rl8x.models import Model
 from rl8x.names import did_you_mean
-from rl8x.output import in_line
+from rl8x.output import shown
 from rl8x.plain import MAX_DEPTH, MAX_VALUES, Loader
 
 # rl8's names of keys.
@@ -75,7 +75,7 @@ def load_run_file(path: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {one_line(error)}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path}: a run file is a mapping, such as `env: CartPole`; got {shortened(data)}.")
+        raise ValueError(f"{path}: a run file is a mapping, such as `env: CartPole`; got {shown(data)}.")
     _check_plain(data, str(path))
     return data
 
@@ -96,7 +96,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for name, value in pairs:
         if name in data:
-            raise ValueError(f"the key {shortened(name)} occurs twice")
+            raise ValueError(f"the key {shown(name)} occurs twice")
         data[name] = value
     return data
 
@@ -112,7 +112,7 @@ def _check_plain(value: Any, where: str) -> None:
             for name, item in value.items():
                 if not isinstance(name, str):
                     at = f"{path}: " if path else ""
-                    raise ValueError(f"{where}: {at}keys are texts; got {shortened(name)}. Put it in quotes.")
+                    raise ValueError(f"{where}: {at}keys are texts; got {shown(name)}. Put it in quotes.")
                 walk(item, f"{path}.{name}" if path else name, depth + 1)
         elif isinstance(value, list):
             for index, item in enumerate(value):
@@ -136,12 +136,12 @@ def parse_value(text: str) -> Any:
     """
     try:
         value = _parse_yaml(text)
-        _check_plain(value, shortened(text))
+        _check_plain(value, shown(text))
     except (ValueError, RecursionError) as error:
         if text.strip().lstrip("+-").isdecimal():
-            raise ValueError(f"{shortened(text)} is a whole number of more than 64 bits.") from None
+            raise ValueError(f"{shown(text)} is a whole number of more than 64 bits.") from None
         if text.lstrip()[:1] in ("[", "{"):
-            raise ValueError(f"{shortened(text)} is not a list or mapping in YAML: {one_line(error)}.") from None
+            raise ValueError(f"{shown(text)} is not a list or mapping in YAML: {one_line(error)}.") from None
         return text
     return value
 
@@ -201,19 +201,13 @@ def put_at(data: dict[str, Any], names: Sequence[str], value: Any, owner: str) -
             data[name] = {}
         data = data[name]
         if not isinstance(data, dict):
-            raise ValueError(f"{owner}: {'.'.join(path[:depth])} is {shortened(data)}, not a mapping.")
+            raise ValueError(f"{owner}: {'.'.join(path[:depth])} is {shown(data)}, not a mapping.")
     data[last] = value
 
 
 def one_line(error: object) -> str:
     """Return a message in one line, without full stops at its end."""
     return " ".join(str(error).split()).rstrip(".")
-
-
-def shortened(value: object) -> str:
-    """Return the repr of a value in one line, cut to 80 characters."""
-    text = in_line(repr(value))
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- values that no file can hold
@@ -260,7 +254,7 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     if not is_dotted(name):
         listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
         raise ValueError(
-            f"no built-in algorithm {shortened(name)}; there are {listed} One of your own is named by its config "
+            f"no built-in algorithm {shown(name)}; there are {listed} One of your own is named by its config "
             "class, such as my_module.MyConfig."
         )
     cls = import_named(name, trust=trust)

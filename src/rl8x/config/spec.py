@@ -40,12 +40,12 @@ from rl8x.config.files import (
     renamed,
     restored,
     restored_options,
-    shortened,
 )
 from rl8x.disk import named_path
 from rl8x.envs import Env, env_maker
 from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean, name_here
+from rl8x.output import shown
 from rl8x.plain import frozen, thawed
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
@@ -507,7 +507,7 @@ def _unknown(name: str, hyperparameters: Collection[str]) -> str:
     if name in hyperparameters or (here is not None and name_here(name, FIELDS) is None):
         meant = "a hyperparameter" if name in hyperparameters else f"{here!r} here"
         return f"unknown key {name!r}: it is {meant}. Put it under `algorithm_config`."
-    return f"unknown key {shortened(name)}.{did_you_mean(name, FIELDS)} Legal are {', '.join(FIELDS)}."
+    return f"unknown key {shown(name)}.{did_you_mean(name, FIELDS)} Legal are {', '.join(FIELDS)}."
 
 
 def _names(cls: Any) -> list[str]:
@@ -574,7 +574,7 @@ def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
     if kinds.startswith("int") and isinstance(value, float) and value.is_integer():
         return int(value)
     if kinds in ("str", "str | None") and value is not None and not isinstance(value, str):
-        raise TypeError(f"`{field.name}` must be a text; got {shortened(value)}. Put it in quotes.")
+        raise TypeError(f"`{field.name}` must be a text; got {shown(value)}. Put it in quotes.")
     if kinds.startswith("Sequence"):
         return tuple(value) if isinstance(value, list | tuple) else (value,)
     return value

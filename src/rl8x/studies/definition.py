@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.algorithms.memory_check import check_cells
 from rl8x.config import RunSpec, apply_overrides, load_run_file
-from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed, shortened
+from rl8x.config.files import ALIASES, algorithm_config_class, one_line, put_at, renamed
 from rl8x.config.spec import FIELDS, AlgorithmSpec, class_named_in, overridden, under_algorithm, without_schedules
 from rl8x.disk import named_path
 from rl8x.envs import Env
@@ -26,6 +26,7 @@ from rl8x.envs.cells import Cells, check_test, inside, make_cells, num_cells, su
 from rl8x.envs.parameters import moving_in
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
+from rl8x.output import shown
 from rl8x.plain import MAX_WHOLE, frozen, thawed
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import hide_in_data
@@ -150,7 +151,7 @@ class StudyConfig:
                 raise ValueError(f"`{name}` is no key of a study: {_DECIDED[name]}.")
             if name not in legal:
                 hint = f"{did_you_mean(name, legal)} Legal are {', '.join(legal)}."
-                raise ValueError(f"unknown key {shortened(name)}.{hint}")
+                raise ValueError(f"unknown key {shown(name)}.{hint}")
         given = {name: data.pop(name) for name in own if name in data}
         return cls(run=data, **given, trust=trust)
 
@@ -190,7 +191,7 @@ class StudyConfig:
         """
         now = json.loads(json.dumps(self.to_dict()))
         different = [name for name in {**before, **now} if name not in _FREE and before.get(name) != now.get(name)]
-        return [f"`{name}` was {shortened(before.get(name))} and is {shortened(now.get(name))}" for name in different]
+        return [f"`{name}` was {shown(before.get(name))} and is {shown(now.get(name))}" for name in different]
 
     @property
     def folder(self) -> Path:
@@ -206,7 +207,7 @@ class StudyConfig:
             if not re.fullmatch(r"[\w][\w .-]{0,39}", name):
                 raise ValueError(f"`train`: a name is letters, digits, spaces and `_ - .`, at most 40; got {name!r}.")
             if config is not None and not isinstance(config, Mapping):
-                raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shortened(config)}.")
+                raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shown(config)}.")
         return {name: dict(config or {}) for name, config in self.train.items()}
 
     def _check_run(self) -> None:
@@ -231,7 +232,7 @@ class StudyConfig:
             if isinstance(values, Mapping):
                 _check_range(name, values)
             elif not isinstance(values, list) or not values or any(values.count(value) > 1 for value in values):
-                raise ValueError(f"vary[{name!r}] must be a list of different values; got {shortened(values)}.")
+                raise ValueError(f"vary[{name!r}] must be a list of different values; got {shown(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
         if self.trials is not None and not self.vary:
@@ -369,7 +370,7 @@ def _listed_seeds(seeds: Any) -> list[int]:
     listed = list(range(seeds)) if type(seeds) is int and seeds <= 10_000 else seeds
     legal = isinstance(listed, list) and all(type(seed) is int and 0 <= seed <= MAX_WHOLE for seed in listed)
     if not legal or not listed or len(set(listed)) < len(listed):
-        raise ValueError(f"`seeds` must be their number, or different ones from 0 to 2^63 - 1; got {shortened(seeds)}.")
+        raise ValueError(f"`seeds` must be their number, or different ones from 0 to 2^63 - 1; got {shown(seeds)}.")
     return listed
 
 
@@ -395,5 +396,5 @@ def _plain_value(value: Any, where: str) -> Any:
     if isinstance(value, range | Sequence) and not isinstance(value, str):
         return [_plain_value(item, where) for item in value]
     if value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"`{where}` must be what a file can say; got {shortened(value)}.")
+        raise TypeError(f"`{where}` must be what a file can say; got {shown(value)}.")
     return value
