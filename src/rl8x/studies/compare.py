@@ -18,7 +18,7 @@ import pandas
 
 from rl8x import drawing, keys
 from rl8x.checkpoint import files
-from rl8x.drawing import Curve, Drawing, Theme
+from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_apart, in_line, measured, percent, table, width_of
 from rl8x.plain import names_in
@@ -195,6 +195,11 @@ class Comparison:
             return drawing.draw_panels([self.curves(metric)], [metric], self.clock, theme, width=1, legend=True)
 
         return [Drawing(f"curve-{plain_name(each)}", each, caption, partial(draw, each)) for each in self.metrics]
+
+    @property
+    def figure(self) -> Figure:
+        """The figure of the first metric, for a light page; `drawings` has them all."""
+        return drawing.drawn(self.drawings[0], LIGHT, titled=True)
 
     @property
     def clock(self) -> str:
