@@ -27,7 +27,7 @@ from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.locks import is_locked
 from rl8x.trainers.ranks import end_saved
-from rl8x.trainers.rows import PROGRESS_CHOICES, Bar, counter_name
+from rl8x.trainers.rows import Bar, check_progress, counter_name
 
 Job = Mapping[str, Any]
 Work = Callable[[Job], dict[str, Any]]
@@ -206,9 +206,8 @@ def threads_of(num_jobs: int) -> int | None:
 class StudyProgress:
     """Shows a line for each training that begins or ends, and a bar on a terminal, unless the mode is `"none"`."""
 
-    def __init__(self, mode: str, folder: Path) -> None:
-        if mode not in PROGRESS_CHOICES:
-            raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+    def __init__(self, mode: Any, folder: Path) -> None:
+        check_progress(mode)
         self._stream = Unfailing(sys.stderr)
         self._quiet, self._folder = mode == "none", folder
         has_bar = mode in ("auto", "bar") and self._stream.isatty()
