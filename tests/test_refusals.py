@@ -437,6 +437,7 @@ NO_TEXTS = (3, b"x", Path("x"), GRID)
 GIVEN = {  # argument: what it must be, what came, and the call
     "eval_env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().check_run(**given)),
     "env_config": ("must be a mapping", NO_MAPPINGS, lambda **given: trainer().eval(**given)),
+    "`deterministic`": ("must be True or False", NO_FLAGS, lambda **given: trainer().eval(**given)),
     "`overrides`": ("must be a mapping", NO_MAPPINGS, do(rl8x.Trainer.resume, "x")),
     "`why`": ("must be a text", (3, GRID), lambda **given: trainer().stop(**given)),
     "`progress`": ("must be one of", (False, GRID, GRID.numpy()), lambda **given: trainer().run(max_steps=1, **given)),

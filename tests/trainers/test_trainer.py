@@ -1,5 +1,7 @@
+import copy
 import functools
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -16,6 +18,7 @@ from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Condition, Confirmed, HitsUpperBound, Plateau
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Env, Pendulum
 from rl8x.randomization import Adaptive, Grid, Scheduled, Uniform
+from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 # -- warnings of an algorithm
@@ -414,3 +417,11 @@ TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, 
 def test_what_is_no_algorithm_is_told(algorithm):
     with pytest.raises(TypeError, match=r"a trainer needs an algorithm like PPOConfig\(\)\.build\(CartPole\); got"):
         Trainer(algorithm)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_of_a_trainer_is_refused_in_a_line(copied):
+    says = r"can be neither copied nor pickled: copy\.deepcopy\(.*Trainer\.resume"
+    with pytest.raises(TypeError, match=says) as told:
+        copied(Trainer(PPOConfig(num_envs=4).build(CartPole), tracker=MemoryTracker()))
+    assert "\n" not in str(told.value)

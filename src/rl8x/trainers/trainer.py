@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_torch_modes
@@ -28,6 +28,7 @@ from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
 from rl8x.names import did_you_mean
 from rl8x.output import counted, described, shown
+from rl8x.plain import own_values
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status, status_of
 from rl8x.tracking.runs import shown_path
@@ -137,6 +138,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.origin = Origin()
         self.stop_reason: str | None = None
         self.ending: list[str] = []
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise `TypeError`, as a copy would continue the same run in the same folder."""
+        raise TypeError(
+            "a trainer drives one run, and can be neither copied nor pickled: copy.deepcopy(trainer.algorithm.policy) "
+            "is what acts; trainer.save() and Trainer.resume(...) go on elsewhere."
+        )
 
     @classmethod
     def from_spec(cls, spec: RunSpec, *, tracker: Tracker | None = None, callbacks: Sequence[Callback] = ()) -> Self:
@@ -602,6 +610,8 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """
         refuse_torch_modes()
         self.record.check_process()
+        if not isinstance(own_values(deterministic), bool):
+            raise TypeError(f"`deterministic` must be True or False; got {shown(deterministic)}.")
         if name is not None:
             check_evaluation_name(name)
         tracked_name = self.evaluations.made_name(env_config, deterministic=deterministic) if name is None else name
