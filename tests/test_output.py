@@ -13,7 +13,7 @@ from tests.trainers.test_rows import ROW, make
 
 from rl8x import keys
 from rl8x.checkpoint import listed, read
-from rl8x.output import cut_apart, measured, table
+from rl8x.output import cut_apart, measured, say, table
 from rl8x.trainers.rows import ProgressReporter
 
 TRAIN = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--device", "cpu", "--no-tracking"]
@@ -102,6 +102,14 @@ def test_a_signal_is_not_told_to_a_file_that_has_the_number_of_standard_error(tm
     command = [sys.executable, "-c", SIGNALLED, str(path)]
     assert ForkedPython(command, stdin=subprocess.DEVNULL).wait(timeout=240) == 0
     assert path.read_bytes() == b""
+
+
+def test_letters_that_a_locale_does_not_have_are_escaped_and_the_rest_is_written(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii", errors="surrogateescape"))
+    for line in ("run Läufer is in gr\udcc3\udcbcn", "as it was"):
+        say(line)
+    assert written.getvalue() == b"run L\\xe4ufer is in gr\\udcc3\\udcbcn\nas it was\n"
 
 
 @pytest.mark.parametrize(

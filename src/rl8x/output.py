@@ -43,6 +43,10 @@ class Unfailing:
         except OSError as error:
             if error.errno in _GONE:
                 self.forsake()
+        except UnicodeEncodeError:  # the stream's encoding, that of the locale, lacks some letters
+            encoding = getattr(self._stream, "encoding", None) or "ascii"
+            escaped = (text.encode(encoding, "backslashreplace").decode(encoding) for text in arguments)
+            return getattr(self._stream, name)(*escaped)
         except ValueError:  # it is closed
             pass
         return None
@@ -53,15 +57,24 @@ class Unfailing:
             os.dup2(null.fileno(), self.fileno())
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception; empty if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:  # a defect of the exception's class must not hide the exception
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or the name of its type."""
-    lines = str(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def described(error: BaseException) -> str:
     """Return the name of an exception's type and its message."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def in_line(text: str) -> str:

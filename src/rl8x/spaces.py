@@ -21,6 +21,8 @@ WIDER: Final = {"uint16": np.int32, "uint32": np.int64}
 LARGEST_BOUND: Final = 1e9
 """Bounds of actions from this one on count as none: the squared norm of a critic's gradient grows with their fourth
 power, which float32 cannot hold."""
+# An observation of a GB; larger ones come from damaged files.
+_MAX_NUMBERS: Final = 2**28
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 """Spaces with parts. In rl8x their elements are dicts of tensors; those of a `Tuple` have the keys "0", "1", ..."""
@@ -332,6 +334,8 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     arguments = {name: plain[name] for name in _ARGUMENTS[kind]}
     if "dtype" in arguments:
         arguments["dtype"] = np.dtype(plain["dtype"]).type
+    if math.prod(plain.get("shape", ())) > _MAX_NUMBERS:
+        raise ValueError(f"a Box has at most {_MAX_NUMBERS:,} numbers; got {plain['shape']}")
     for name in _INFINITE.keys() & arguments.keys():
         bound = np.array(plain[name], plain["dtype"])
         if bound.dtype.kind == "f":

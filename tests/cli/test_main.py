@@ -10,7 +10,7 @@ import click
 import pytest
 
 import rl8x.cli.main as cli
-from rl8x.cli.errors import WholeRange, show_warning
+from rl8x.cli.errors import FiniteRange, WholeRange, show_warning
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -23,6 +23,16 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize("words", ["train --help", pytest.param("tuned", marks=pytest.mark.long)])
+def test_an_output_that_cannot_be_written_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rl8x", *words.split()], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "rl8x: error: the output could not be written: No space left on device\n"
 
 
 def test_letters_that_a_terminal_lacks_are_escaped():
@@ -116,7 +126,8 @@ def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_director
 def test_options_of_every_command_take_whole_numbers_as_a_run_file_does(text, value):
     for name, (module, _) in COMMANDS.items():
         for each in getattr(importlib.import_module(module), name).params:
-            assert isinstance(each.type, WholeRange) or not isinstance(each.type, click.IntRange), (name, each.name)
+            for kind, ours in ((click.IntRange, WholeRange), (click.FloatRange, FiniteRange)):
+                assert isinstance(each.type, ours) or not isinstance(each.type, kind), (name, each.name)
     if value is not None:
         assert WholeRange(min=1).convert(text, None, None) == value
         return

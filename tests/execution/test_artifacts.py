@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 
+from rl8x.execution import Execution
 from rl8x.execution import artifacts as module
 from rl8x.execution.artifacts import Artifacts, key_of, limit_mb, surroundings
 
@@ -57,10 +58,13 @@ def test_the_ones_unused_for_longest_make_room_but_not_those_that_a_run_is_about
 
 
 @pytest.mark.parametrize("limit", ["a lot", "", "nan", "inf", "-inf", "-1"])
-def test_a_limit_that_is_no_number_is_named(limit, monkeypatch):
+def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, monkeypatch):
     monkeypatch.setenv("RL8X_CACHE_MB", limit)
-    with pytest.raises(ValueError, match=f"RL8X_CACHE_MB must be a number of megabytes, .* got '{limit}'"):
-        limit_mb()
+    for refused in (limit_mb, lambda: Execution("auto", "fp32", torch.device("cpu"))):
+        message = f"RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got '{limit}'"
+        with pytest.raises(ValueError, match=message):
+            refused()
+    Execution("eager", "fp32", torch.device("cpu"))
 
 
 def test_a_verdict_is_kept_with_its_program_and_what_is_cleared_is_rl8xs_alone(tmp_path):

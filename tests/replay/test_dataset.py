@@ -529,6 +529,8 @@ def test_rows_stay_on_the_device_of_the_transitions(n):
 
 
 OTHER_ENV = {"env_spec": json.dumps({"id": "antigravity:X-v0", "entry_point": "antigravity:X", "kwargs": {}})}
+HUGE = {"type": "Box", "dtype": "float32", "shape": [10**6, 10**6], "low": 0.0, "high": 1.0}
+HUGE = {"observation_space": json.dumps(HUGE)}
 
 
 @pytest.fixture
@@ -564,6 +566,7 @@ def test_minaris_own_data_sets_are_read_by_id(minaris):
         (lambda data: data.update(total_steps=9), "its metadata say .'episodes': 2, 'steps': 9., and its file has"),
         (lambda data: data.update(data_format="unknown"), "damaged: 'unknown'"),
         (lambda data: data.update(minari_version="99"), "does not support"),
+        (lambda data: data.update(HUGE), r"a Box has at most 268,435,456 numbers; got \[1000000, 1000000\]"),
         (lambda data: data.update(observation_space="[" * 10_000), "damaged: "),
     ],
 )

@@ -264,6 +264,8 @@ BAD = [  # a table, or the text of a study's file
     (lambda table: table.assign(returns=np.nan), "no policy of the study is complete: fixed, seed 0 is left out"),
     ("", r"there is no .*evaluations.json: .* is no folder of a study"),
     ("{", r"evaluations.json cannot be read"),
+    ("[]", r"must hold a mapping; got list"),
+    ("{}", r"is no table: it needs `columns` and `data`"),
 ]
 
 

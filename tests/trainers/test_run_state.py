@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from tests.trainers import helpers
@@ -13,7 +14,7 @@ from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing, from_spec
 from rl8x.envs import CartPole
 from rl8x.randomization import Scheduled
-from rl8x.tracking import MemoryTracker
+from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
 EVALS = "eval/returns/mean"
@@ -303,3 +304,26 @@ def test_a_run_until_more_than_a_bound_is_as_long_as_one_that_reaches_the_next(t
 
 
 # -- errors
+
+
+class Silent(RuntimeError):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+def fails(trainer, row):
+    raise Silent("lost")
+
+
+def test_an_exception_that_cannot_say_what_it_is_ends_the_run_as_failed(mlruns, mlflow_client, capsys):
+    trainer = make(tracker=MLflowTracker(), callbacks=[fails])
+    with pytest.raises(Silent):
+        trainer.run(max_steps=3, progress="lines")
+    found = mlflow_client.get_run(trainer.tracker.run_id)
+    assert found.info.status == "FAILED"
+    assert (trainer.stop_reason, found.data.tags["rl8x.stop_reason"]) == ("Silent", "Silent")
+    assert "failed after 1 step: Silent" in capsys.readouterr().err
+    assert trainer.ending[-1].startswith("to continue from step ")
+    logged = Path(mlflow_client.download_artifacts(found.info.run_id, "traceback.txt")).read_text()
+    assert "in fails" in logged
+    assert "Silent" in logged

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import env_maker_of
-from rl8x.cli.errors import Command, UserError, WholeRange, check_file, check_folder, name_for_files
+from rl8x.cli.errors import Command, FiniteRange, UserError, WholeRange, check_file, check_folder, name_for_files
 from rl8x.config import apply_overrides, parse_value
 from rl8x.distributed import resolve_device
 from rl8x.envs import Env, env_maker, validate
@@ -136,7 +136,7 @@ _GRID: Final = "Play a copy for each value, side by side; a second --grid makes 
 @click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
 @click.option("--max-steps", type=_COUNT, help="Where to stop if episodes go on. [default: 1000; 200 if none ends]")
-@click.option("--fps", type=click.FloatRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
+@click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @acting_options
 def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str], env: str | None, **how: Any) -> int:
     """Play episodes with the policy of RUN: its name or ID in MLflow, the path of its checkpoints, or of one of them.
@@ -256,7 +256,7 @@ _RANDOM: Final = "Take random actions in the environment of RUN, which may then 
 @click.option("--output", metavar="NAME", help=_OUTPUT)
 @click.option("--format", "file_format", type=click.Choice(["rl8x", "minari"]), default="rl8x", help=_FORMAT)
 @click.option("--random", "is_random", is_flag=True, help=_RANDOM)
-@click.option("--epsilon", type=click.FloatRange(0, 1), default=0.0, help="Share of random actions.")
+@click.option("--epsilon", type=FiniteRange(0, 1), default=0.0, help="Share of random actions.")
 @click.option("--deterministic", is_flag=True, help="Take the most likely actions rather than samples.")
 @click.option("--num-envs", type=_COUNT, default=8, help="Copies of the environment. Each ends in a cut episode.")
 @acting_options

@@ -26,14 +26,14 @@ import click
 import torch
 
 from rl8x import __version__, keys
-from rl8x.cli.errors import UserError, WholeRange, check_file, is_users_mistake, users_mistakes
+from rl8x.cli.errors import FiniteRange, UserError, WholeRange, check_file, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, read_run
 from rl8x.config import RunSpec
 from rl8x.disk import replace_synced
 from rl8x.distributed import resolve_device
 from rl8x.execution.artifacts import cpu_info
 from rl8x.importing import Trust, find_modules_here
-from rl8x.output import described, short, table
+from rl8x.output import described, message_of, short, table
 from rl8x.processes import python_process, restore_variables
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import hide_in_data
@@ -104,9 +104,7 @@ class _BenchCommand(RunCommand):
     help="Precisions to measure: fp32, bf16, on CUDA also tf32.  [default: the run's, fp32]",
 )
 @click.option("--passes", type=WholeRange(1), default=1, help="Fresh processes for each row, in turn.")
-@click.option(
-    "--seconds", type=click.FloatRange(0.0), default=5.0, help="Seconds that each times, after a first iteration."
-)
+@click.option("--seconds", type=FiniteRange(0.0), default=5.0, help="Seconds that each times, after a first iteration.")
 @click.option("--threads", type=WholeRange(1), help="CPU threads.  [default: torch's own choice]")
 @click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
 def bench(passes: int, seconds: float, threads: int | None, path: str | None, **run: Any) -> int:
@@ -223,7 +221,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
             mistake = is_users_mistake(error)
             ours = mistake or type(error).__module__.startswith("rl8x.")
             early = trainer is None or not any(trainer.state.values())
-            return {"error": _shown(str(error) if ours else described(error)), "mistake": early and mistake}
+            return {"error": _shown(message_of(error) if ours else described(error)), "mistake": early and mistake}
     texts = [_shown(str(warning.message)) for warning in caught if issubclass(warning.category, RuntimeWarning)]
     return row | {"warnings": list(dict.fromkeys(texts))}
 

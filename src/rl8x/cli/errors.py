@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import traceback
 import warnings
@@ -25,6 +26,17 @@ class UserError(click.ClickException):
     """A mistake of the user's: one line, exit code 2."""
 
     exit_code = 2
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers, as comparisons with NaN are always false."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; fail if it is not finite or not in the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class WholeRange(click.IntRange):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -30,7 +31,7 @@ from rl8x import __version__, trusted
 from rl8x.cli.errors import report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
-from rl8x.output import say
+from rl8x.output import Unfailing, say
 
 # Command -> its module, which has a variable of the same name, and its short help, shown without importing it.
 COMMANDS: Final = {
@@ -248,6 +249,12 @@ def _run(words: Sequence[str], tracking: AbstractContextManager[None]) -> int:
     except (click.Abort, KeyboardInterrupt):  # in a command, before or after it
         say("rl8x: interrupted", err=True)
         return 130
+    except OSError as error:  # a full disk, as in `rl8x envs > FILE`; click handles closed pipes
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        report(f"the output could not be written: {error.strerror}", debug=debug)
+        Unfailing(sys.stdout).forsake()
+        return _MISTAKE
     return code if isinstance(code, int) else 0
 
 

@@ -11,6 +11,7 @@ import click
 from rl8x.cli.errors import (
     LOST_ROWS,
     Command,
+    FiniteRange,
     UserError,
     WholeRange,
     check_folder,
@@ -134,8 +135,12 @@ def _rows(frame: Any) -> list[list[str]]:
     final = frame[frame[columns.FINAL]]
     by = columns.who(final)
     policies = columns.policies(final).groupby(by, sort=False, dropna=False)
-    # A mean is missing if that of one policy is, as in the report.
-    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map(measured).replace("nan", "-")
+    within = final.groupby([*by, columns.SEED], sort=False, dropna=False)[columns.INSIDE]
+    lacks = {"inside": ~within.any(), "outside": within.all()}
+    # A return that is not finite is not skipped, so its mean is not finite either.
+    means = policies[["mean", "inside", "outside", "min"]].mean(skipna=False).map(measured)
+    for name, policy_lacks in lacks.items():  # as in the report: a group has a mean if each of its policies has one
+        means[name] = means[name].mask(policy_lacks.groupby(by, sort=False, dropna=False).any(), "-")
     means.insert(0, "seeds", policies.size())
     heads = [*(name.removeprefix(columns.VARY) for name in by), "seeds", "return", "inside", "outside"]
     return [[*heads, HEADINGS["worst_cell"]], *means.reset_index().astype(str).to_numpy().tolist()]
@@ -152,9 +157,7 @@ _BOOTSTRAP: Final = (
     "narrow where one policy is played in all cells."
 )
 _METRIC: Final = "Compare this metric; may be repeated. [default: returns of evaluations, else of training]"
-_level = click.option(
-    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage."
-)
+_level = click.option("--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage.")
 
 
 @click.command("report", cls=Command, epilog=_REPORT_EXAMPLES)

@@ -80,8 +80,8 @@ class Checkpoints(_Section):
     """When to save and which checkpoints to keep. A run is also saved at its end and on a signal.
 
     Raises:
-        TypeError: If a value has a wrong type.
-        ValueError: If a number is not positive, or the mode is not legal.
+        TypeError: If another value has a wrong type.
+        ValueError: If the directory is no path, a number is not positive, or the mode is not legal.
     """
 
     directory: str | os.PathLike[str] | None = option(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
+from rl8x.execution.artifacts import limit_mb
 from rl8x.execution.compiler import CompiledProgram, compiler
 from rl8x.execution.kernels import has_bfloat16
 from rl8x.execution.programs import CapturedProgram, Loop, Program, ProgramError
@@ -109,6 +110,8 @@ class Execution:
         self.set_precision()
         if device.type == "cpu":
             keep_freed_memory()
+            if mode != "eager":
+                limit_mb()  # raises here, rather than in the compiler's process
 
     def set_precision(self) -> None:
         """Set torch's own precision of matmuls, which all algorithms of a process and its user's code share."""

@@ -77,6 +77,8 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
 
 def _read_study(folder: Path, title: str, output: Path, run_id: str | None) -> FoundStudy:
     evaluations = read(folder / EVALUATIONS)
+    if not all(isinstance(evaluations.get(name), list) for name in ("columns", "data")):
+        raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
     stored = read(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
     kept = ("supports", "definition", "units", "created", "run_key", "mlruns")
     known = {name: stored[name] for name in kept if name in stored}

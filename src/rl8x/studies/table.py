@@ -77,11 +77,13 @@ def from_plain(data: Mapping[str, Any]) -> pandas.DataFrame:
 def read(path: Path) -> dict[str, Any]:
     """Read a mapping from a file of a study; raise `ValueError` if the file is missing or damaged."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        data = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no {path}: {path.parent} is no folder of a study that was evaluated.") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping; got {type(data).__name__}.")
     return data
 
 
