@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, ContinuousDummy, DiscreteDummy, MountainCar
 from rl8x.envs.base import Env, Parameter
 from rl8x.randomization import Grid, Uniform
 
@@ -125,9 +125,12 @@ def test_drawn_parameters_change_where_an_episode_ends_and_nowhere_else():
     changed = 0
     for _ in range(12):
         before = env.carry["parameters"]
-        _, _, terminated, truncated, _ = env.step(torch.zeros(64, dtype=torch.int64))
+        _, _, terminated, truncated, info = env.step(torch.zeros(64, dtype=torch.int64))
         done = terminated | truncated
         after = env.carry["parameters"]
+        # It is drawn by numbers of its own, neither those of the step nor those of the new state.
+        for draws in (info["final_obs"][:, 1], env.carry["state"]["draws"][:, 0]):
+            assert not torch.isclose((after["most"] - 3) / 47, draws)[done].any()
         assert torch.equal(after["most"] != before["most"], done)
         assert torch.equal(after["bonus"], before["bonus"])
         assert float(after["most"].min()) >= 3
@@ -162,8 +165,9 @@ def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed()
         env.plain_config({"length": True})  # which equals 1.0
 
 
-def test_what_a_user_does_to_an_observation_does_not_reach_the_physics():
-    one, two = CartPole(4, seed=0), CartPole(4, seed=0)
+@pytest.mark.parametrize("kind", [CartPole, DiscreteDummy])  # whose observation is its state, and which never ends
+def test_what_a_user_does_to_an_observation_does_not_reach_the_physics(kind):
+    one, two = kind(4, seed=0), kind(4, seed=0)
     obs, _ = one.reset()
     two.reset()
     obs.mul_(100)
@@ -171,15 +175,15 @@ def test_what_a_user_does_to_an_observation_does_not_reach_the_physics():
         obs, *_, info = one.step(torch.ones(4, dtype=torch.int64))
         two.step(torch.ones(4, dtype=torch.int64))
         obs.add_(7), info["final_obs"].add_(7)
-    assert torch.equal(one.carry["state"]["physics"], two.carry["state"]["physics"])
+    assert all(torch.equal(part, two.carry["state"][name]) for name, part in one.carry["state"].items())
 
 
 @pytest.mark.parametrize(
-    ("kind", "actions"), [(CartPole, np.zeros(4, np.uint8)), (Pendulum, np.full((4, 1), 0.5, np.float64))]
+    ("kind", "actions"), [(MountainCar, np.zeros(4, np.uint8)), (ContinuousDummy, np.full((4, 1), 0.1, np.float64))]
 )
 def test_actions_of_other_types_do_what_those_of_a_policy_do(kind, actions):
     steps = []
-    for taken in (actions, torch.from_numpy(actions).to(torch.int64 if kind is CartPole else torch.float32)):
+    for taken in (actions, torch.from_numpy(actions).to(torch.int64 if kind is MountainCar else torch.float32)):
         env = kind(4, seed=0)
         env.reset()
         steps.append(env.step(taken)[:2])

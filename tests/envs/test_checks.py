@@ -87,7 +87,7 @@ class Batch(VectorEnv):
         nothing = np.zeros(self.num_envs)
         given = {"obs": self.reset()[0], "rewards": self.form(nothing)}
         given |= {name: self.form(nothing.astype(bool)) for name in ("terminated", "truncated")}
-        return *(given | self.results).values(), {}
+        return tuple((given | {"info": {}} | self.results).values())
 
 
 SPACES = {
@@ -381,39 +381,56 @@ def test_what_has_not_the_form_of_gymnasiums_api_is_told_at_build(case, vectoriz
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["reset alone", "no options", "step of four", "reward", "later shape"])
-def test_what_nobody_tried_is_told_in_the_first_step(name):
-    make_one, message = FORMS[name]
-    env = GymnasiumEnv(make_one, 2)
-    with pytest.raises((TypeError, ValueError), match=message):  # noqa: PT012 - either of the two
-        env.reset()
-        env.step(torch.zeros(2, dtype=torch.int64))
+IN_PARTS = {"observation_space": spaces.Dict(a=BOX), "observation": lambda self: {"a": X}}
+OBS = r"Old.step: the (final )?observation"
+OF_RESULTS = ("reset alone", "step of four", "info of a reset", "info of a step")
+LATER = {name: FORMS[name] for name in (*OF_RESULTS, "reward")}
+LATER |= {
+    "no info": (variant(step=(X, 1.0, True, False, None)), "`info`; got None"),
+    "text as reward": (variant(step=(X, "x", True, False, {})), "Old.step: `reward` must be one number.*; got 'x'"),
+    "shape": (variant(step=(X[:1], 1.0, False, False, {})), rf"{OBS} must be elements of Box.*; got ndarray \[1\]"),
+    "last shape": (variant(step=(X[:1], 1.0, False, True, {})), rf"{OBS} must be elements of Box.*; got ndarray \[1\]"),
+    "kind": (variant(step=(X * 1j, 1.0, True, False, {})), f"{OBS} must be .*; got .* of complex64"),
+    "text": (variant(step=("x", 1.0, False, False, {})), f"{OBS} must be elements of Box.*; got 'x'"),
+    "no part": (
+        variant(**IN_PARTS, step=({"b": X}, 1.0, False, True, {})),
+        f"{OBS} must have the parts of Dict.*; got b",
+    ),
+    "part": (variant(**IN_PARTS, step=({"a": X[:1]}, 1.0, True, False, {})), rf"{OBS}\['a'\] must be elements of"),
+}
 
 
-@pytest.mark.parametrize("metrics", [(), ["energy"]])
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("name", ["reset alone", "step of four", "info of a reset", "info of a step", "no info"])
-def test_what_has_no_form_from_some_step_on_is_told_there(name, vectorization, metrics):
-    make_one, message = {**FORMS, "no info": (variant(step=(X, 1.0, True, False, None)), "`info`; got None")}[name]
-    old = make_one()
+WAYS = [("sync", ["energy"]), ("async", ()), ("async", ["energy"])]
 
-    class Later(Fine):
+
+@pytest.mark.parametrize(
+    ("case", "vectorization", "metrics", "mode"),
+    [
+        *((case, "sync", (), mode) for case in LATER for mode in AutoresetMode),
+        *((case, *way, AutoresetMode.SAME_STEP) for case in (*OF_RESULTS, "no info") for way in WAYS),
+    ],
+)
+def test_what_has_no_form_from_some_step_on_is_told_there(case, vectorization, metrics, mode):
+    kind, message = LATER[case]
+
+    class Old(kind):
         """Ends its episodes after a step, and is as it was only in the first of them."""
 
         episodes = 0
 
         def reset(self, *, seed=None, options=None):
             self.episodes += 1
-            return super().reset(seed=seed) if self.episodes < 2 else old.reset(seed=seed, options=options)
+            return Fine.reset(self, seed=seed) if self.episodes < 2 else super().reset(seed=seed, options=options)
 
         def step(self, action):
-            return (X, 1.0, True, False, {"energy": 1.0}) if self.episodes < 2 else old.step(action)
+            good = self.observation(), 1.0, True, False, {"energy": 1.0}
+            return good if self.episodes < 2 else super().step(action)
 
-    Later.__name__ = "Old"
-    env = GymnasiumEnv(Later, 2, vectorization=vectorization, metrics=metrics)
+    options = {"vectorization": vectorization, "vector_kwargs": {"autoreset_mode": mode}}
+    env = GymnasiumEnv(Old, 2, metrics=metrics, **options)
     env.reset()
     with pytest.raises((TypeError, ValueError), match=message) as caught:  # noqa: PT012 - in the first reset or after it
-        for _ in range(2):
+        for _ in range(3):
             env.step(torch.zeros(2, dtype=torch.int64))
     assert "\n" not in str(caught.value)
     env.close()
@@ -488,6 +505,10 @@ BATCHES = {
     "terminated": ({"terminated": np.zeros(3, bool)}, r"`terminated` must be shaped \[4\], .* got ndarray \[3\]"),
     "truncated": ({"truncated": False}, r"`truncated` must be shaped \[4\], one number for each copy; got False"),
     "observation": ({"obs": np.zeros((4, 1, 2))}, r"Batch.step: the observation must be 4 elements of Box\(\[2\]"),
+    "final observation": (
+        {"terminated": np.ones(4, bool), "info": {"final_obs": np.zeros((4, 1))}},
+        r"Batch.step: the final observation must be 4 elements of Box\(\[2\].*; got ndarray \[4, 1\]",
+    ),
     "one observation": ({"reset": (X, {})}, r"Batch.reset: the observation must be 4 elements of .* got ndarray \[2\]"),
     "reset alone": ({"reset": np.zeros((4, 2))}, r"Batch.reset must return \(observation, info\)"),
 }
