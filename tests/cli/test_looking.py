@@ -1,4 +1,4 @@
-"""Commands that show what there is: environments, compiled programs, runs in MLflow, and rows that wait for it."""
+"""Commands that show what there is: environments, programs, runs in MLflow, rows that wait for it, and policies."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import io
 import os
 import re
 
+import numpy as np
 import pytest
 import torch
+from tests.probes import ActionMatches
 
-from rl8x import tracking
+from rl8x import Checkpoints, MLflowTracker, PPOConfig, Trainer, tracking
 from rl8x.cli.main import main
 from rl8x.config import RunSpec, parse_value
 from rl8x.envs import BUILTIN
 from rl8x.execution.artifacts import Artifacts
+from rl8x.policy import Policy
 from rl8x.tracking import JournalReport, SyncReport
 from rl8x.tracking.appending import Journal
 
@@ -133,3 +136,35 @@ def test_a_store_that_only_a_journal_names_is_asked_about_on_a_terminal(tmp_path
         said = capsys.readouterr()
         assert said.out.count(told) == 2
         assert said.err.count("A journal names the store http://127.0.0.1:9. Send its rows there?") == 1
+
+
+# -- policies
+
+METRIC = "eval/returns/mean"
+OBS = np.linspace(-1, 1, 33, dtype=np.float32)[:, None]
+
+
+def test_last_and_best_of_a_run_are_exported_and_logged(mlruns, mlflow_client, call):
+    """Of a run whose best checkpoint, the first, is not its last."""
+    config = PPOConfig(num_envs=8, horizon=8, device="cpu", seed=0, execution="eager", lr=0.05)
+    options = {"tracker": MLflowTracker(finish_timeout_s=300), "num_eval_envs": 16}
+    options |= {"checkpoints": Checkpoints(best=METRIC, mode="min", every_steps=1, keep=9)}
+    trainer = Trainer(config.build(ActionMatches), **options)
+    trainer.run(max_steps=3, steps_per_eval=1, progress="none")
+    run = trainer.tracker.run_id
+    assert "policy.safetensors\nobs float32 [batch, 1] -> actions int64 [batch]" in call("export", run)
+    last = Policy.load("policy.safetensors")
+    assert np.array_equal(last.decide(OBS).actions, trainer.algorithm.policy.decide(OBS).actions)
+    words = ["--checkpoint", "best", "--output", "new/best.safetensors", "--register", "match", "--alias", "champion"]
+    out = call("export", run, *words)
+    version = mlflow_client.get_model_version_by_alias("match", "champion")
+    experiment = mlflow_client.get_run(run).info.experiment_id
+    (model,) = mlflow_client.search_logged_models([experiment])
+    assert f"logged as models:/{model.model_id} and models:/match@champion" in out
+    assert version.source == model.artifact_location
+    history = mlflow_client.get_metric_history(run, METRIC)
+    best = min(history, key=lambda point: (point.value, point.step))
+    assert (model.name, model.source_run_id) == ("best", run)
+    assert (METRIC, best.value, best.step) in [(each.key, each.value, each.step) for each in model.metrics]
+    assert len(history) == len(mlflow_client.get_metric_history(run, METRIC)) == 3
+    assert mlflow_client.get_run(run).info.status == "FINISHED"

@@ -93,7 +93,11 @@ def test_who_goes_back_and_is_killed_before_anything_is_saved_goes_on_from_there
     assert (third.state[keys.STEPS], third.algorithm.config.lr) == (2, 0.5)
 
 
-def test_who_goes_back_to_before_there_was_a_best_has_none(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after", "best"),
+    [([math.nan, math.nan, 9, 3], [math.nan] * 5, None), ([1, 3, 5, 9], [0, 0, 2, 1, 0], "-step-2")],
+)
+def test_who_goes_back_has_the_best_of_its_own_course_and_nothing_of_what_it_left(before, after, best, tmp_path):
     def measures(values):
         def callback(trainer, stats):
             return {"mine": values[int(stats[keys.STEPS]) - 1]}
@@ -102,13 +106,19 @@ def test_who_goes_back_to_before_there_was_a_best_has_none(tmp_path):
         return [callback]
 
     every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
-    run(make(trainer={"checkpoints": every, "callbacks": measures([math.nan, math.nan, 9, 3])}), max_steps=4)
-    assert find(tmp_path, best=True).path.name.endswith("step-3")
-    second = again(listed(tmp_path)[2], callbacks=measures([math.nan] * 5))
+    run(make(trainer={"checkpoints": every, "callbacks": measures(before)}), max_steps=4)
+    left = find(tmp_path, best=True).path
+    assert left.name.endswith("-step-3" if best is None else "-step-4")
+    begun = listed(tmp_path)[2]
+    second = again(begun, callbacks=measures(after))
     run(second, max_steps=5)
-    assert second.checkpoints.best_path is None
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
-        find(tmp_path, best=True)
+    assert second.checkpoints.best_path == (None if best is None else begun)
+    for source in (tmp_path, left):
+        if best is None:
+            with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
+                find(source, best=True)
+        else:
+            assert find(source, best=True).path == begun
 
 
 def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
