@@ -451,7 +451,9 @@ GIVEN = {  # argument: what it must be, what came, and the call
     "`spool_dir`": ("must be a path", (3, b"x", GRID), rl8x.MLflowTracker),
     "`thinning`": ("must be a Thinning", (True, 100, GRID), rl8x.MLflowTracker),
     "`finish_timeout_s`": ("must be a finite number", NO_SECONDS, rl8x.MLflowTracker),
-    "`rtol`": ("must be a finite number", (10**400, GRID), do(Plateau, LOSS)),
+    **{f"`{name}`": ("must be a finite number", (10**400, GRID, -1), do(Plateau, LOSS)) for name in ("rtol", "atol")},
+    "`after`": ("must be a whole number, at least 0", (-1, 0.5), do(Plateau, LOSS)),
+    "`evaluations`": ("must be a whole number, at least 1", (0, 1.5), do(Confirmed, Plateau(LOSS))),
 }
 
 
