@@ -21,7 +21,7 @@ def test_listed_values_are_crossed_the_last_parameter_fastest():
     assert cells["length"].tolist() == [1, 1, 1, 2, 2, 2]
     assert cells["gravity"].tolist() == [0, 5, 10] * 2
     assert make_cells({"length": {"geomspace": [1, 100, 3]}}, None, 0)["length"].tolist() == pytest.approx([1, 10, 100])
-    assert num_cells(make_cells({"length": 0.7}, None, 0)) == 1
+    assert [num_cells(make_cells({"length": one}, None, 0)) for one in (0.7, {"linspace": [1, 2, 1]})] == [1, 1]
 
 
 def test_a_sample_is_drawn_from_its_distributions_and_repeats():
