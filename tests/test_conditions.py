@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x import conditions, keys
-from rl8x.conditions import (
+from rl8x import (
     And,
     Condition,
     Confirmed,
@@ -23,11 +22,10 @@ from rl8x.conditions import (
     Or,
     Plateau,
     WallTime,
-    as_condition,
-    from_spec,
-    kinds,
-    to_spec,
+    conditions,
+    keys,
 )
+from rl8x.conditions import as_condition, from_spec, kinds, to_spec
 from rl8x.conditions.base import KINDS, as_conditions
 
 X, EVAL, RETURNS = "losses/total", "eval/returns/mean", "episodes/returns/mean"

@@ -10,9 +10,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from tests.policies import policy_of
 
-from rl8x import export
+from rl8x import Policy, export
 from rl8x.export import DecisionProgram, export_policy, largest_difference
-from rl8x.policy import Policy
 from rl8x.q_values import QPolicy
 from rl8x.spaces import AsymmetricDict
 

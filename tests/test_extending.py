@@ -7,12 +7,11 @@ import uuid
 import pytest
 from tests.pages import ROOT
 
+from rl8x import MemoryTracker, Trainer
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.replay.recording import record
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 CLIMB = '''
 import dataclasses

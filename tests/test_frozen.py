@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import AlgorithmConfig, DQNConfig
+from rl8x import AlgorithmConfig, DQNConfig, NullTracker, PPOConfig, Trainer
 from rl8x.algorithms.hyperparameters import option
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole

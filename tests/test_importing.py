@@ -11,13 +11,12 @@ import sys
 import pytest
 from tests.checkpoint.test_files import signed
 
-from rl8x import trusted
+from rl8x import Trainer, trusted
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.cli.main import main
 from rl8x.config import RunSpec
 from rl8x.importing import UntrustedError, import_class, import_named, module_named, needs_trust, texts
 from rl8x.models import MLPModel, Model
-from rl8x.trainers import Trainer
 from rl8x.trusted import is_remembered
 
 SMALL = {"num_envs": 2, "horizon": 4, "seed": 1, "device": "cpu"}

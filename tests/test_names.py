@@ -9,8 +9,7 @@ import re
 import pytest
 from tests.pages import ROOT
 
-from rl8x import PPOConfig
-from rl8x.algorithms import DQNConfig, TD3Config
+from rl8x import DQNConfig, PPOConfig, TD3Config
 from rl8x.cli.main import COMMANDS
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS

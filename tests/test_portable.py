@@ -14,11 +14,10 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from rl8x.algorithms import TD3Config
+from rl8x import Policy, TD3Config
 from rl8x.algorithms.teacher import Student
 from rl8x.envs import CartPole
 from rl8x.models import MLPModel
-from rl8x.policy import Policy
 from rl8x.portable import zeros
 from rl8x.q_values import QPolicy
 from rl8x.replay.dataset import Dataset

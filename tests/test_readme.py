@@ -16,8 +16,7 @@ from tests.test_reference import exported, packages
 
 import rl8x
 import rl8x.trainers.trainer
-from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import OnlineConfig
+from rl8x import NullTracker, OnlineConfig, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
 from rl8x.config import RunSpec, algorithm_configs

@@ -12,8 +12,7 @@ from tests.probes import Steps
 from tests.test_policy import MIXED, SMALL, X, critic_space, flags
 
 import rl8x
-from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x import DQNConfig, Policy, PPOConfig, PQNConfig, SACConfig, TD3Config, compare, keys
 from rl8x.conditions import (
     And,
     Confirmed,
@@ -36,12 +35,10 @@ from rl8x.importing import import_named
 from rl8x.keys import ACTION_MASK
 from rl8x.models import GRUModel, MLPModel
 from rl8x.names import check_arguments
-from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record
 from rl8x.schedules import Schedule
 from rl8x.spaces import AsymmetricDict, check_supported, space_to_plain
-from rl8x.studies.compare import compare
 from rl8x.studies.report import report
 from rl8x.studies.statistics import bootstrap, mean
 from rl8x.video import film, record_video

@@ -9,9 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
-from rl8x.envs import Env
+from rl8x import Env, PPOConfig, keys
 from rl8x.spaces import named_parts, torch_dtype
 from rl8x.trees import flatten_tree, unflatten_tree
 

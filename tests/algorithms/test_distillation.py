@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from tests.probes import Probe, traced_only
 
-from rl8x import MemoryTracker, NullTracker, Trainer, distill
+from rl8x import MemoryTracker, NullTracker, Policy, Trainer, distill
 from rl8x.algorithms import Distillation, DistillationConfig, DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.on_policy.update import sums_of
 from rl8x.algorithms.teacher import describe_teacher, find_teacher, make_teacher, read_weights, view_of
@@ -21,7 +21,6 @@ from rl8x.checkpoint import CheckpointError
 from rl8x.distributions import make_distribution
 from rl8x.envs import AlgoTrading, CartPole, ObservedParameters, Parameter, Pendulum
 from rl8x.models import BUILTIN
-from rl8x.policy import Policy
 from rl8x.randomization import Choice, Uniform
 from rl8x.trees import unflatten_tree
 

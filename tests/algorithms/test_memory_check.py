@@ -7,14 +7,12 @@ from gymnasium import spaces
 from tests.algorithms.by_hand import of_steps
 from tests.probes import Probe
 
-from rl8x import Trainer, load_algorithm
-from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig
+from rl8x import BCConfig, DQNConfig, NullTracker, PPOConfig, SACConfig, Trainer, load_algorithm
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.replay.dataset import Dataset
-from rl8x.tracking import NullTracker
 
 
 class Images(Probe):

@@ -6,9 +6,8 @@ from tests.algorithms.test_conformance import build, train
 from tests.probes import weights_of
 from torch import nn
 
+from rl8x import NullTracker, Trainer
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
-from rl8x.tracking import NullTracker
-from rl8x.trainers import Trainer
 
 CASES = [
     ("adam", {}, torch.optim.Adam),

@@ -8,8 +8,7 @@ import torch
 from gymnasium.spaces import Box
 from tests import probes
 
-from rl8x import keys
-from rl8x.algorithms import PQNConfig
+from rl8x import PQNConfig, keys
 from rl8x.envs import CartPole
 from rl8x.functional import generalized_advantages
 

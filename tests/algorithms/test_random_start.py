@@ -6,8 +6,7 @@ import gymnasium
 import pytest
 import torch
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import PPOConfig, keys
 from rl8x.envs import GymnasiumEnv, Pendulum, Spread
 from rl8x.randomization import Adaptive
 

@@ -9,8 +9,7 @@ from tests.algorithms.test_conformance import build as build_case
 from tests.algorithms.test_conformance import train
 from tests.probes import OneStep, Probe
 
-from rl8x import keys
-from rl8x.algorithms import SACConfig
+from rl8x import SACConfig, keys
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.envs import CartPole, Pendulum
 

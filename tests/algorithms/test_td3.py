@@ -6,8 +6,7 @@ from tests.algorithms.by_hand import Networks, batch_of, disturb, of_steps, upda
 from tests.algorithms.test_conformance import build as build_case
 from tests.probes import Probe
 
-from rl8x import keys
-from rl8x.algorithms import TD3Config
+from rl8x import TD3Config, keys
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.td3 import NOISE
 from rl8x.functional import project

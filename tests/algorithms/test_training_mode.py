@@ -9,13 +9,10 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from tests.algorithms.test_conformance import build, train, weights
 from torch import nn
 
-from rl8x import NullTracker, Trainer, keys
-from rl8x.algorithms import PPOConfig
+from rl8x import Model, NullTracker, Policy, PPOConfig, Trainer, keys
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.export import export_policy
-from rl8x.models import Model
-from rl8x.policy import Policy
 
 # What PPO says of such models.
 pytestmark = pytest.mark.filterwarnings("ignore:.* gives other outputs in training mode")

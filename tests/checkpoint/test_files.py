@@ -15,7 +15,7 @@ from tests.checkpoint import legal
 from tests.checkpoint.legal import described, metadata
 from tests.tracking.fakes import BothSides
 
-from rl8x.algorithms import PPOConfig
+from rl8x import NullTracker, PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.load import build_algorithm, changes, find_of_job, find_unfinished
 from rl8x.checkpoint.manager import CheckpointManager
@@ -24,7 +24,6 @@ from rl8x.config import RunSpec
 from rl8x.envs import CartPole
 from rl8x.models import MLPModel
 from rl8x.replay.ring import Segment
-from rl8x.tracking import NullTracker
 from rl8x.tracking.locks import FolderLock
 
 # -- trees

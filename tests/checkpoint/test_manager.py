@@ -15,12 +15,11 @@ from mlflow import MlflowClient
 from tests.forks import ForkedPython
 from tests.trainers.helpers import at_step, make, run, saved_steps
 
-from rl8x import keys
+from rl8x import Trainer, keys
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.cli.main import main
 from rl8x.tracking import MLflowTracker, NullTracker, sync
 from rl8x.tracking.journal import read_ack
-from rl8x.trainers import Trainer
 
 TRAINS = """
 import json, os, shutil, signal, sys, time

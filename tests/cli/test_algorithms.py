@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from rl8x import trusted
+from rl8x import Policy, Trainer, trusted
 from rl8x.config import RunSpec
 from rl8x.envs import Pendulum
 from rl8x.importing import UntrustedError
-from rl8x.policy import Policy
-from rl8x.trainers import Trainer
 
 NUMBERS = itertools.count()
 # Without `from __future__ import annotations`, as a user may write it

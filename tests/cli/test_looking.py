@@ -11,12 +11,11 @@ import pytest
 import torch
 from tests.probes import ActionMatches
 
-from rl8x import Checkpoints, MLflowTracker, PPOConfig, Trainer, tracking
+from rl8x import Checkpoints, MLflowTracker, Policy, PPOConfig, Trainer, tracking
 from rl8x.cli.main import main
 from rl8x.config import RunSpec, parse_value
 from rl8x.envs import BUILTIN
 from rl8x.execution.artifacts import Artifacts
-from rl8x.policy import Policy
 from rl8x.tracking import JournalReport, SyncReport
 from rl8x.tracking.appending import Journal
 

@@ -18,15 +18,11 @@ from hypothesis import strategies as st
 from tests.combinations.tasks import LoggedWalk, Simulator, Walk, mask_width
 from tests.test_round_trip import ACTIONS, OBSERVATIONS
 
-from rl8x import algorithms, conditions, keys
-from rl8x.checkpoint import Checkpoints
+from rl8x import Checkpoints, MemoryTracker, Policy, Trainer, algorithms, conditions, keys
 from rl8x.envs import Env, GymnasiumEnv, env_maker
-from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 STEPS = 4
 ALGORITHMS: dict[str, type[algorithms.AlgorithmConfig]] = {

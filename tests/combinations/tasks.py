@@ -12,8 +12,7 @@ import torch
 from gymnasium import spaces
 from tests.test_round_trip import ACTIONS, OBSERVATIONS, from_uniform
 
-from rl8x import keys
-from rl8x.envs import Env, Parameter
+from rl8x import Env, Parameter, keys
 from rl8x.spaces import named_parts
 from rl8x.trees import flatten_tree
 

@@ -29,13 +29,12 @@ from tests.combinations.ledger import Horizon, check_rows_of_replay
 from tests.probes import everything, traced_only
 from tests.trainers.helpers import Killed, killed_at
 
-from rl8x import keys
+from rl8x import MemoryTracker, MLflowTracker, keys
 from rl8x.checkpoint import listed, read
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import parsed, resolve_config
 from rl8x.execution.compiler import CompiledProgram
-from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
 CASES = int(os.environ.get("RL8X_FUZZ_CASES", "30"))  # with fixed seeds; without a number of minutes

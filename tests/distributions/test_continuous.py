@@ -10,8 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from tests.probes import noise_of
 
-from rl8x import PPOConfig
-from rl8x.algorithms import TD3Config
+from rl8x import PPOConfig, TD3Config
 from rl8x.distributions import NoisyDeterministic, Normal, SquashedNormal
 from rl8x.distributions.continuous import NormalParams
 from rl8x.envs import Pendulum

@@ -11,17 +11,8 @@ from gymnasium import spaces
 from tests.probes import noise_of
 from torch import distributions
 
-from rl8x import PPOConfig
-from rl8x.distributions import (
-    BUILTIN,
-    Bernoulli,
-    Categorical,
-    Composite,
-    Distribution,
-    MultiCategorical,
-    Normal,
-    make_distribution,
-)
+from rl8x import Distribution, PPOConfig
+from rl8x.distributions import BUILTIN, Bernoulli, Categorical, Composite, MultiCategorical, Normal, make_distribution
 from rl8x.envs import CartPole, Pendulum
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -16,8 +16,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 from tests.probes import Steps
 
-from rl8x import NullTracker, PPOConfig, Trainer, keys
-from rl8x.algorithms import DQNConfig, PQNConfig
+from rl8x import DQNConfig, NullTracker, PPOConfig, PQNConfig, Trainer, keys
 from rl8x.envs import GymnasiumEnv, NumpyEnv, validate
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.replay.recording import record

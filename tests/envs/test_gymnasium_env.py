@@ -12,8 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit, TransformReward
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import PPOConfig, keys
 from rl8x.envs import GymnasiumEnv
 from rl8x.trees import tree_map
 

@@ -12,20 +12,9 @@ from tests.envs.test_bindings import Echo
 from tests.test_policy import SMALL
 from torch import Tensor
 
-from rl8x.algorithms import BCConfig, PPOConfig, SACConfig, TD3Config
-from rl8x.envs import (
-    Attribute,
-    CartPole,
-    GymnasiumEnv,
-    ObservedParameters,
-    Parameter,
-    Pendulum,
-    env_maker,
-    validate,
-)
-from rl8x.envs.base import Env
+from rl8x import BCConfig, Env, Parameter, Policy, PPOConfig, SACConfig, TD3Config
+from rl8x.envs import Attribute, CartPole, GymnasiumEnv, ObservedParameters, Pendulum, env_maker, validate
 from rl8x.envs.observed import ScaledParameters
-from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Learnable, LogUniform, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from rl8x.algorithms import DQNConfig, PQNConfig
+from rl8x import DQNConfig, Env, Parameter, Policy, PQNConfig
 from rl8x.envs import (
     Attribute,
     CartPole,
@@ -27,12 +27,10 @@ from rl8x.envs import (
     env_maker,
     validate,
 )
-from rl8x.envs.base import Env, Parameter
 from rl8x.envs.cells import check_test, make_cells
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.models import MLPModel, Model
-from rl8x.policy import Policy
 from rl8x.randomization import Adaptive, Grid, Learnable, Normal, Scheduled, Uniform
 
 

@@ -27,11 +27,10 @@ from tests.faults.tries import RUN, Ended, Record, Run, Try, command, merged
 from tests.faults.truth import Points
 from tests.ranks.launch import TRACKS, end, torchrun
 
+from rl8x import Checkpoints, MLflowTracker, Trainer
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.checkpoint.tree import mapped, tensors_in
 from rl8x.replay.ring import Replay
-from rl8x.tracking import MLflowTracker
-from rl8x.trainers import Checkpoints, Trainer
 
 KILLS = 10  # of each run
 REAL_ONE_IN = 10  # runs whose shipper imports MLflow, as it is for users

@@ -8,8 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rl8x.models import Model
-from rl8x.policy import Policy
+from rl8x import Model, Policy
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 IMAGE = spaces.Box(0, 255, (8, 9, 3), np.uint8)

@@ -9,11 +9,9 @@ from gymnasium.spaces import Box, Dict
 from tests.probes import weights_of
 from torch import nn
 
-from rl8x import NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import DQNConfig
+from rl8x import DQNConfig, NullTracker, Policy, PPOConfig, Trainer
 from rl8x.envs import CartPole
 from rl8x.models import BUILTIN, MLPModel, Model, make_model
-from rl8x.policy import Policy
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
 IMAGE = Box(0, 255, (6, 7, 3), np.uint8)

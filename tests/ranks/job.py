@@ -12,11 +12,8 @@ from tests.forks import ForkedPython
 from tests.ranks import problems
 from tests.ranks.launch import as_a_script
 
-from rl8x import keys
-from rl8x.checkpoint import Checkpoints
+from rl8x import Checkpoints, MLflowTracker, Trainer, keys
 from rl8x.distributed import ranks
-from rl8x.tracking import MLflowTracker
-from rl8x.trainers import Trainer
 
 PATIENT = {"finish_timeout_s": 150.0, "outage_timeout_s": 150.0}  # its process comes last where it is busy
 SEED, STEPS = (int(text) if (text := os.environ.get(name)) else None for name in ("JOB_SEED", "JOB_STEPS"))

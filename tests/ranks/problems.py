@@ -6,8 +6,7 @@ import hashlib
 import torch
 from gymnasium.spaces import Box
 
-from rl8x import PPOConfig
-from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
+from rl8x import BCConfig, DQNConfig, IQLConfig, MemoryTracker, PPOConfig, PQNConfig, SACConfig, TD3Config, Trainer
 from rl8x.algorithms.hyperparameters import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum, Spread
@@ -16,8 +15,6 @@ from rl8x.execution.compiler import CompiledProgram
 from rl8x.execution.programs import Loop
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 SEED = 5
 COPIES = 8

@@ -13,17 +13,13 @@ from tests.probes import everything
 from tests.ranks import problems
 from tests.ranks.problems import COPIES, SEED
 
-from rl8x import keys
-from rl8x.algorithms import DistillationConfig
+from rl8x import Confirmed, DistillationConfig, HitsUpperBound, MemoryTracker, NullTracker, Policy, WallTime, keys
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.conditions import Confirmed, HitsUpperBound, WallTime
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
 from rl8x.execution.compiler import Compiler
 from rl8x.execution.programs import ProgramError
-from rl8x.policy import Policy
 from rl8x.randomization import Grid
-from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
 OFFLINE_STEPS = 2

@@ -7,10 +7,8 @@ import torch
 from tests.ranks import problems
 from tests.ranks.launch import launch
 
-from rl8x import keys
+from rl8x import MemoryTracker, Trainer, keys
 from rl8x.checkpoint import listed
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 NAMES = ["one_rank_stops_all", "bad_numbers", "unlike", "resumed", "one_process_goes_on_with_two"]  # of scenarios
 OTHERS = [

@@ -22,13 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.probes import Steps
 
-from rl8x.algorithms import BCConfig
+from rl8x import BCConfig, MemoryTracker, Trainer
 from rl8x.cli.errors import is_users_mistake
 from rl8x.envs import GymnasiumEnv
 from rl8x.replay.dataset import Dataset, normalized_score
 from rl8x.spaces import space_from_plain, space_to_plain
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 
 def episode_rows(lengths, ends, *, has_next=True):

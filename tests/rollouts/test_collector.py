@@ -5,10 +5,9 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.probes import Steps
 
-from rl8x import keys
+from rl8x import Policy, keys
 from rl8x.envs import GymnasiumEnv
 from rl8x.execution import Execution
-from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.step import Rollout, under
 

@@ -10,8 +10,7 @@ from gymnasium.wrappers import TimeLimit
 from tests import probes
 from tests.probes import traced_only
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import PPOConfig, keys
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum, env_maker
 from rl8x.models import BUILTIN
 from rl8x.randomization import Uniform

@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from tests.simulated_cuda.device import Device, join_by_gloo
 
-from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfig
+from rl8x import DQNConfig, IQLConfig, NullTracker, PPOConfig, PQNConfig, SACConfig, Trainer
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import programs
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.recording import record
-from rl8x.tracking import NullTracker
-from rl8x.trainers import Trainer
 
 STEPS = 4
 COUNTED = 2

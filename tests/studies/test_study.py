@@ -16,6 +16,7 @@ from tests.conftest import InProcess, intercepted
 from tests.forks import need_gradients_in_forks
 from tests.studies.synthetic import evaluations
 
+from rl8x import Trainer, compare
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.cli.study import _rows
 from rl8x.distributed import Ranks
@@ -26,7 +27,6 @@ from rl8x.replay.recording import record
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
-from rl8x.studies.compare import compare
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _results, _series
 from rl8x.studies.statistics import summarize
@@ -34,7 +34,6 @@ from rl8x.studies.table import read_evaluations
 from rl8x.tracking.journal import is_sent
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.protocol import StoreDownError
-from rl8x.trainers import Trainer
 from rl8x.trainers.grid import CellEvaluator
 
 SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "model_config": {"hidden_sizes": [8]}}

@@ -20,13 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.algorithms import PPOConfig
+from rl8x import PPOConfig, Trainer
 from rl8x.config import RunSpec
 from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, Thinning, TrackingError, pages
 from rl8x.tracking.pages import CURVES_FILE, SystemSampler, draw_curves, sampling_interval
-from rl8x.trainers import Trainer
 
 
 def begun(folder, *, repeats=False, name="rows.jsonl", **limits):

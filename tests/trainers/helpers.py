@@ -4,13 +4,10 @@ import os
 
 import torch
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import MemoryTracker, PPOConfig, Trainer, keys
 from rl8x.checkpoint import listed
 from rl8x.checkpoint.tree import tensors_in
 from rl8x.envs import CartPole
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 

@@ -5,8 +5,7 @@ import pytest
 from tests.trainers import helpers
 from tests.trainers.helpers import run
 
-from rl8x import keys
-from rl8x.conditions import And, HitsUpperBound, Plateau
+from rl8x import And, HitsUpperBound, Plateau, keys
 
 
 def make(*callbacks, **options):

@@ -8,16 +8,13 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from rl8x.algorithms import PPOConfig
+from rl8x import HitsUpperBound, MemoryTracker, MLflowTracker, PPOConfig, Trainer
 from rl8x.cli.main import main
-from rl8x.conditions import HitsUpperBound
 from rl8x.config import RunSpec, load_run_file
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.envs.parameters import plain
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
-from rl8x.tracking import MemoryTracker, MLflowTracker
-from rl8x.trainers import Trainer
 from rl8x.trainers.record import command
 
 OPTIONS = {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}}

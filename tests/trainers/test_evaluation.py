@@ -8,8 +8,7 @@ from gymnasium import wrappers
 from tests.probes import Probe, Steps, everything
 from tests.trainers.helpers import make, run
 
-from rl8x import keys
-from rl8x.conditions import Confirmed, HitsUpperBound
+from rl8x import Confirmed, HitsUpperBound, keys
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.trainers.evaluation import config_name

@@ -12,8 +12,7 @@ import torch
 from tests.probes import Probe
 from tests.trainers import helpers
 
-from rl8x import MLflowTracker, NullTracker, PPOConfig, Trainer
-from rl8x.algorithms import BCConfig
+from rl8x import BCConfig, MLflowTracker, NullTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole, Parameter
 from rl8x.envs.cells import make_cells
 from rl8x.replay.dataset import Dataset

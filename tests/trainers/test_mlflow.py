@@ -3,12 +3,9 @@
 import pytest
 from tests.trainers.helpers import SMALL, make, run
 
-from rl8x.algorithms import PPOConfig
-from rl8x.conditions import HitsUpperBound
+from rl8x import HitsUpperBound, MLflowTracker, PPOConfig, Trainer
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole
-from rl8x.tracking import MLflowTracker
-from rl8x.trainers import Trainer
 
 OPTIONS = SMALL | {"lr_schedule": [[0, 1e-3], [64, 1e-4]]}
 

@@ -3,13 +3,10 @@ import re
 import pytest
 from tests.trainers.helpers import Killed, killed_at, rows, weights
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer, keys
 from rl8x.checkpoint import CheckpointError, Checkpoints, read
 from rl8x.envs import CartPole, CartPoleInfinite
 from rl8x.randomization import Adaptive, Learnable, Scheduled, Uniform
-from rl8x.tracking import MemoryTracker, NullTracker
-from rl8x.trainers import Trainer
 
 
 def curriculum(state):

@@ -13,12 +13,10 @@ from tests import probes
 from tests.probes import traced_only
 from tests.trainers.helpers import at_step, make, run, weights
 
-from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x import DQNConfig, MemoryTracker, PPOConfig, PQNConfig, SACConfig, TD3Config, keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole, GymnasiumEnv, Spread
 from rl8x.rollouts.statistics import Stats
-from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.train_step import MAX_IN_A_ROW
 

@@ -4,12 +4,9 @@ import pytest
 import torch
 from tests.trainers.helpers import run
 
-from rl8x import keys
-from rl8x.algorithms import BCConfig
-from rl8x.conditions import Confirmed, HitsUpperBound
+from rl8x import BCConfig, Confirmed, HitsUpperBound, MemoryTracker, keys
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.replay.recording import record
-from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
 

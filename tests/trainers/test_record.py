@@ -12,15 +12,13 @@ import pytest
 from tests.conftest import intercepted
 from tests.trainers.helpers import LinesTracker, make, run, sends
 
-from rl8x import keys
+from rl8x import MLflowTracker, NullTracker, Trainer, keys
 from rl8x.checkpoint import Checkpoints, files
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
-from rl8x.tracking import MLflowTracker, NullTracker
 from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.runs import shown_path
 from rl8x.tracking.store import MLflowStore
-from rl8x.trainers import Trainer
 
 
 def tracker(**options):

@@ -22,16 +22,13 @@ from tests.trainers.helpers import (
     weights,
 )
 
-from rl8x import keys
-from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x import DQNConfig, MemoryTracker, MLflowTracker, NullTracker, PPOConfig, Trainer, keys
 from rl8x.checkpoint import CheckpointError, Checkpoints, find, listed
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, as_condition
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
-from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FolderLock
 from rl8x.tracking.runs import RunReader
-from rl8x.trainers import Trainer
 from rl8x.trainers.resume import torch_generators
 
 

@@ -6,10 +6,9 @@ import shutil
 import pytest
 from tests.trainers.helpers import make, run
 
+from rl8x import MLflowTracker, Trainer
 from rl8x.checkpoint import CheckpointError, read
 from rl8x.cli.main import main
-from rl8x.tracking import MLflowTracker
-from rl8x.trainers import Trainer
 
 SMALL = ["--num-envs", "4", "--horizon", "8", "--device", "cpu", "--seed", "1", "--progress", "none"]
 SMALL += ["algorithm_config.model_config.hidden_sizes=[8]"]

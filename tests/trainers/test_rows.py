@@ -21,10 +21,7 @@ from unittest import mock
 import pytest
 from tests.trainers import helpers
 
-from rl8x import keys
-from rl8x.conditions import HitsUpperBound, WallTime
-from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
-from rl8x.trainers import Trainer
+from rl8x import HitsUpperBound, MemoryTracker, MLflowTracker, NullTracker, Trainer, WallTime, keys
 from rl8x.trainers.rows import MAX_POINTS, Course, ProgressReporter, Results, TrainStats
 
 

@@ -9,13 +9,11 @@ import pytest
 from tests.trainers import helpers
 from tests.trainers.helpers import at_step, run, saved_steps
 
-from rl8x import keys
+from rl8x import MemoryTracker, MLflowTracker, Trainer, keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing, from_spec
 from rl8x.envs import CartPole
 from rl8x.randomization import Scheduled
-from rl8x.tracking import MemoryTracker, MLflowTracker
-from rl8x.trainers import Trainer
 
 EVALS = "eval/returns/mean"
 SOLVED = HitsUpperBound(EVALS, 1)

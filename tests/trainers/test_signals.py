@@ -8,10 +8,8 @@ import pytest
 from tests.forks import need_gradients_in_forks
 from tests.trainers.helpers import at_step, make, run, saved_steps, sends
 
-from rl8x import keys
+from rl8x import MemoryTracker, Trainer, keys
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 from rl8x.trainers.ranks import SignalGuard, agree
 from rl8x.trainers.rows import TrainStats
 

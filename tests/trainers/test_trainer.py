@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.trainers.helpers import make, run
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
-from rl8x.checkpoint import Checkpoints
-from rl8x.conditions import Condition, Confirmed, HitsUpperBound, Plateau
+from rl8x import Checkpoints, Condition, Confirmed, HitsUpperBound, MemoryTracker, Plateau, PPOConfig, Trainer, keys
 from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Env, Pendulum
 from rl8x.randomization import Adaptive, Grid, Scheduled, Uniform
-from rl8x.tracking import MemoryTracker
-from rl8x.trainers import Trainer
 
 # -- warnings of an algorithm
 

@@ -10,13 +10,11 @@ from tests.algorithms.by_hand import dataset
 from tests.algorithms.test_conformance import CASES, build
 from tests.probes import Steps
 
-from rl8x import HitsUpperBound, NullTracker, Trainer, keys, load_algorithm
+from rl8x import HitsUpperBound, MemoryTracker, NullTracker, Policy, Trainer, keys, load_algorithm
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.envs import GymnasiumEnv
-from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
-from rl8x.tracking import MemoryTracker
 
 OFFLINE = [case for case in CASES if "from data" in case]
 

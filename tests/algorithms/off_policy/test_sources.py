@@ -7,12 +7,10 @@ from gymnasium.spaces import Box
 from tests.algorithms.by_hand import batch_of, updated
 from tests.probes import Forever
 
-from rl8x import keys
+from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import TD3, SACConfig, TD3Config
 from rl8x.algorithms.off_policy.updates import SCALE
 from rl8x.checkpoint.tree import clone
-from rl8x.tracking import NullTracker
-from rl8x.trainers import Trainer
 
 CONFIGS = {"sac": SACConfig, "td3": TD3Config}
 SMALL = {"num_envs": 8, "horizon": 4, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}

@@ -10,11 +10,9 @@ import torch
 from gymnasium import spaces
 from tests.probes import traced_only, weights_of
 
-from rl8x import keys
-from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, PPOConfig, PQNConfig
+from rl8x import PPO, BCConfig, DistillationConfig, DQNConfig, PPOConfig, PQNConfig, keys
 from rl8x.algorithms.base import LR
 from rl8x.algorithms.optimizer import AdaptiveRate
-from rl8x.algorithms.ppo import PPO
 from rl8x.distributions import Distribution, Normal
 from rl8x.envs import CartPole, Pendulum
 from rl8x.trees import flatten_tree, tree_map

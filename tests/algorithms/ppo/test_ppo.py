@@ -12,8 +12,7 @@ from tests import probes
 from tests.probes import Steps
 from torch.nn import functional as F
 
-from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x import PPOConfig, keys
 from rl8x.algorithms.on_policy.update import OnPolicyUpdater, sums_of
 from rl8x.algorithms.ppo import PPO, PPO_LOSS_METRICS
 from rl8x.checkpoint.tree import clone
