@@ -73,7 +73,7 @@ class Plain(Networks):
             return -(goals * outputs.log_softmax(-1)).sum(-1), goals @ self.atoms
         goals, total, n = returns + discounts * following, 0.0, outputs.shape[-1]
         if n == 1:
-            return huber(outputs - goals, math.inf if delta is None else delta)[:, 0], goals[:, 0]
+            return huber(outputs - goals, 1e30 if delta is None else delta)[:, 0], goals[:, 0]
         for i, j in itertools.product(range(n), range(n)):  # equations 9 and 10
             u = goals[:, j] - outputs[:, i]
             size = u.abs() if delta is None else huber(u, delta) / delta
@@ -93,8 +93,10 @@ class Plain(Networks):
         {"num_quantiles": 4, "huber_delta": None},
     ],
 )
-def test_the_loss_is_that_of_the_papers(kind, double, dueling):
-    algorithm = build_offline(double=double, dueling=dueling, cql_coeff=0.5, **kind)
+def test_a_step_goes_down_the_gradient_of_the_papers_losses(kind, double, dueling):
+    """The targets have no gradient, and the loss that is logged is the error alone, without the conservative term."""
+    options, coeff = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None}, 0.5 * (kind != QUANTILES)
+    algorithm = build_offline(double=double, dueling=dueling, cql_coeff=coeff, **kind, **options)
     disturb(algorithm, 0.5)
     algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].weights)
     disturb(algorithm, -1.0)
@@ -103,31 +105,19 @@ def test_the_loss_is_that_of_the_papers(kind, double, dueling):
     target, online = (plain.outputs(net, batch[keys.NEXT_OBS]) for net in ("target", "q"))
     greedy = [plain.means(table).argmax(-1) for table in (target, online)]
     assert not torch.equal(*greedy)
-    outputs = plain.outputs("q", batch[keys.OBS])[range(6), batch[keys.ACTIONS]]
+    table = plain.outputs("q", batch[keys.OBS])
+    outputs = table[range(6), batch[keys.ACTIONS]]
     given = target[range(6), greedy[double]], batch[keys.RETURNS].unsqueeze(1), batch[keys.DISCOUNTS].unsqueeze(1)
     losses, goals = plain.losses(outputs, *given)
     errors = (plain.means(outputs) - goals).abs().detach().numpy()
+    gap = plain.means(table).exp().sum(-1).log() - plain.means(outputs)
+    plain.descend("q", (losses * weights).mean() + coeff * gap.mean())
     numbers, found = updated(algorithm, batch | {WEIGHTS: weights})
     assert numbers["losses/q"].item() == pytest.approx((losses * weights).mean().item(), rel=1e-5)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("coeff", [0.0, 0.5])
-def test_a_step_goes_down_the_gradient_of_the_loss_and_of_the_conservative_term(coeff):
-    """The targets have no gradient, and the loss that is logged is the error alone."""
-    options = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None, "double": False, "huber_delta": 1.0}
-    algorithm = build_offline(cql_coeff=coeff, **options)
-    batch, plain = batch_of(algorithm), Plain(algorithm)
-    table = plain.outputs("q", batch[keys.OBS])[..., 0]
-    values = table[range(6), batch[keys.ACTIONS]]
-    following = plain.outputs("target", batch[keys.NEXT_OBS])[..., 0].amax(-1).detach()
-    error = huber(values - (batch[keys.RETURNS] + batch[keys.DISCOUNTS] * following), 1.0).mean()
-    gap = (table.exp().sum(-1).log() - values).mean()
-    plain.descend("q", error + coeff * gap)
-    assert updated(algorithm, batch).metrics["losses/q"].item() == pytest.approx(error.item(), rel=1e-5)
     for name, part in Networks(algorithm).weights["q"].items():
-        torch.testing.assert_close(part, plain.weights["q"][name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(part, plain.weights["q"][name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)
