@@ -103,7 +103,7 @@ def opened(folder: Path, run: Any) -> Iterator[tuple[Any, Callable[[str], None]]
 def study(folder: Path, options: argparse.Namespace) -> None:
     """Run the example study, and keep its figures, what its report says, and screenshots where there is a Chromium."""
     from tests.browser.chromium import find_chromium
-    from tests.browser.mlflow_pages import parent_of
+    from tests.browser.mlflow_pages import runs_in
 
     from rl8x.studies import Study, StudyConfig
     from rl8x.studies.statistics import cells_of
@@ -127,7 +127,7 @@ def study(folder: Path, options: argparse.Namespace) -> None:
     if find_chromium() is None:
         print("no screenshots: there is no Chromium")
         return
-    with opened(folder, parent_of(folder, made.config.name)) as (pages, keep):
+    with opened(folder, runs_in(folder)[0][made.config.name]) as (pages, keep):
         pages.overview("Metrics", "result/returns/mean")
         keep("study-parent")
         pages.artifact("evaluations.json", "training", "test.length")

@@ -72,11 +72,9 @@ class Browser:
 
     # -- pages
 
-    def resize(self, width: int, height: int, scale: float = 1.0) -> None:
-        """Set the page's size in CSS pixels, and pictures' pixels for each."""
-        self._ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
-        )
+    def resize(self, width: int, height: int) -> None:
+        """Set the page's size in CSS pixels, of which each is one of pictures."""
+        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, scheme: str) -> None:
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -140,13 +138,9 @@ class Browser:
             options = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self._ask("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], **options)
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> Path:
-        """Write a PNG of what is seen of the page, or of its whole height."""
-        options: dict[str, Any] = {"captureBeyondViewport": True} if whole else {}
-        if whole:
-            size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
-            options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        data = self._ask("Page.captureScreenshot", format="png", **options)["data"]
+    def screenshot(self, path: Path) -> Path:
+        """Write a PNG of what is seen of the page."""
+        data = self._ask("Page.captureScreenshot", format="png")["data"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(data))
         return path

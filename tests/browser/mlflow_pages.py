@@ -144,7 +144,3 @@ def runs_in(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:
 def film_of(folder: Path, run: Any) -> str:
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
     return str(max(each.path for each in client.list_artifacts(run.info.run_id, "films")))
-
-
-def parent_of(folder: Path, name: str) -> Any:
-    return runs_in(folder)[0][name]
