@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import shutil
 
 import pytest
 import torch
@@ -110,12 +111,12 @@ def test_who_goes_back_has_the_best_of_its_own_course_and_nothing_of_what_it_lef
     second = again(begun, callbacks=measures(after))
     run(second, max_steps=5)
     assert second.checkpoints.best_path == (None if best is None else begun)
+    if best is not None:
+        assert [find(source, best=True).path for source in (tmp_path, left)] == [begun] * 2
+        shutil.rmtree(begun)
     for source in (tmp_path, left):
-        if best is None:
-            with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
-                find(source, best=True)
-        else:
-            assert find(source, best=True).path == begun
+        with pytest.raises(CheckpointError, match=r"no checkpoint in .* is the best of a metric"):
+            find(source, best=True)
 
 
 def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
