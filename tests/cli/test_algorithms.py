@@ -139,8 +139,8 @@ def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_
         (["--capacity", "0"], "`capacity` must be at least 1; got 0"),
         (["--capacity", "13"], "`capacity` is unlucky."),
         (["--checkpoints", "here"], "must be a mapping of names to values, such as {every_steps: 100, every_minutes"),
-        (["--algorithm", "{package}.Mine"], ".Mine', an algorithm that no config builds."),
-        (["--algorithm", "rl8x.algorithms.PPO"], "which is an algorithm. Name its config: rl8x.PPOConfig."),
+        (["--algorithm", "{package}.Mine"], ".Mine', an algorithm: name the class of its config."),
+        (["--algorithm", "rl8x.algorithms.PPO"], "'rl8x.algorithms.PPO', an algorithm: name the class of its config."),
         (["--algorithm", "mine"], "One of your own is named by its config class, such as my_module.MyConfig."),
     ],
 )

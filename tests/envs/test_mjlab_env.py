@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -158,3 +160,19 @@ def test_training_gives_the_critic_its_group(mjlab):
 def test_what_a_task_cannot_set_and_what_is_none_is_told(mjlab, task, binding, message):
     with pytest.raises(ValueError, match=message):
         MjlabEnv(task(), 1, parameters={"x": binding})
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        # Whose partial resets disturb other copies
+        (["1.5.2"], r"needs mjlab 1\.6 or newer, .* this is 1\.5\.2\. Install it with"),
+        (importlib.metadata.PackageNotFoundError("mjlab"), r"pip install 'rl8x\[mjlab\]'"),
+    ],
+)
+def test_a_release_that_is_too_old_or_missing_is_told(version, message):
+    with (
+        mock.patch.object(importlib.metadata, "version", side_effect=version),
+        pytest.raises(RuntimeError, match=message),
+    ):
+        MjlabEnv("Mjlab-Cartpole-Balance", 1)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import importlib.metadata
 import inspect
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, Final
@@ -30,6 +32,8 @@ from rl8x.execution.execution import kept_generators
 from rl8x.names import unknown_name
 from rl8x.spaces import tree_of, where_rows
 
+_OLDEST: Final = (1, 6)
+"""The release whose partial resets leave the other copies alone (its pull requests 1139 and 1141)."""
 _NEVER_S: Final = 1e9
 # mjlab's arguments for the names of a field's owners, by the field's prefix
 _NAMES: Final = {
@@ -63,7 +67,7 @@ class MjlabEnv(SimulatorEnv):
             one, or their plain forms.
 
     Raises:
-        RuntimeError: If mjlab is not installed.
+        RuntimeError: If mjlab is not installed, or too old.
         TypeError: If `task` is neither a name nor a config.
         ValueError: If there is no such task, group, event or field.
     """
@@ -82,10 +86,9 @@ class MjlabEnv(SimulatorEnv):
         groups: Sequence[str] = ("actor", "critic"),
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            from mjlab.envs import ManagerBasedRlEnv
-        except ImportError as error:
-            raise RuntimeError("MjlabEnv needs mjlab. Install it with: pip install 'rl8x[mjlab]'") from error
+        _check_version()
+        from mjlab.envs import ManagerBasedRlEnv
+
         self._make_from(task, metrics, {"groups": groups, "parameters": parameters})
         config = _config_of(task)
         config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
@@ -148,7 +151,7 @@ class MjlabEnv(SimulatorEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         """Reset some copies under parameters `[num_envs]` each; return all observations and the resets' log."""
         self._events.values = {name: parameters[name][copies] for name in self._events.bindings}
-        with self._separate_random(self.device):
+        with self._separate_random(self.device), _kept_variable("PYTHONHASHSEED"):
             obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
         return self._observation(obs), dict(extras["log"])
 
@@ -168,6 +171,32 @@ class MjlabEnv(SimulatorEnv):
         """Copy the selected groups to tensors, floats as float32; a single group is returned without a dict."""
         groups = {name: tree_of(raw[name], self._tensor) for name in self._groups}
         return groups if len(groups) > 1 else groups[self._groups[0]]
+
+
+@contextlib.contextmanager
+def _kept_variable(name: str) -> Iterator[None]:
+    """Restore an environment variable that mjlab sets when it is seeded and that later processes would inherit."""
+    value = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def _check_version() -> None:
+    """Raise `RuntimeError` if mjlab is missing, or so old that its partial resets disturb other copies."""
+    try:
+        version = importlib.metadata.version("mjlab")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise RuntimeError("MjlabEnv needs mjlab. Install it with: pip install 'rl8x[mjlab]'") from error
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise RuntimeError(
+            f"MjlabEnv needs mjlab {oldest} or newer, in which resetting some copies leaves the others alone; this is "
+            f"{version}. Install it with: pip install -U 'rl8x[mjlab]'"
+        )
 
 
 def _config_of(task: Any) -> Any:

@@ -141,7 +141,9 @@ class SimulatorEnv(Env):
         if dtype is None:
             value = np.asarray(value)
             native = value.dtype.newbyteorder("=")
-            dtype = np.float32 if native == np.float64 else WIDER.get(native.name, native)
+            dtype = np.float32 if native == np.float64 else native
+            if native.kind == "u":  # the name of a type takes a microsecond
+                dtype = WIDER.get(native.name, native)
         return torch.from_numpy(np.array(value, dtype)).to(self.device)
 
     @staticmethod

@@ -72,6 +72,10 @@ class PositionalEmbedding(nn.Module):
         Args:
             x: A sequence, `[..., S, width]`, as the result is.
         """
+        if x.shape[-2] > len(self.weight):
+            raise ValueError(
+                f"a sequence of {x.shape[-2]} elements is longer than `max_length`, which is {len(self.weight)}."
+            )
         return x + self.weight[: x.shape[-2]]
 
 

@@ -59,6 +59,8 @@ class MLP(nn.Sequential):
         layer_norm: bool = False,
     ) -> None:
         check_sizes("sizes", sizes)
+        if not sizes:
+            raise ValueError("`sizes` must have at least the width of the input; got none.")
         layers: list[nn.Module] = []
         for i, (num_inputs, num_outputs) in enumerate(itertools.pairwise(sizes)):
             last = i == len(sizes) - 2
@@ -77,6 +79,8 @@ class MLP(nn.Sequential):
         Args:
             x: `[..., sizes[0]]`.
         """
+        if x.shape[-1:] != (self.num_inputs,):
+            raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
         # As a matrix: with more axes torch would copy non-contiguous batches, and add the bias separately.
         flat = x.reshape(-1, x.shape[-1])
         layers = plain_layers(self, flat) if are_many(flat, self.num_activations) else None

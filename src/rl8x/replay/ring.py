@@ -187,6 +187,10 @@ class Segment:
     name: str
     content: Callable[[], Content]
 
+    def __post_init__(self) -> None:
+        if not is_segment_name(self.name):  # it is the name of a file
+            raise ValueError(f"a segment's name has small letters, digits and '-', 100 at most; got {self.name!r}.")
+
 
 def is_segment_name(name: object) -> bool:
     """Whether a value is a legal name of a segment."""
