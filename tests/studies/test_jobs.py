@@ -67,6 +67,7 @@ def a_driver_of(todo, do, marks):
     """A process with two workers that do jobs, once some marks are there; with all three processes."""
 
     def drive():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells ignore for what runs in the background
         list(do_jobs(todo, do, say=print, **HERE))
 
     driver = multiprocessing.get_context("fork").Process(target=drive)
