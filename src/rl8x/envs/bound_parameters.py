@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import gymnasium
@@ -120,7 +121,9 @@ class BoundCopies:
         if processes:
             folder = tempfile.mkdtemp(prefix="rl8x-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self.table = SharedTable(f"{folder}/table", np.float64, "w+", shape=shape)
+            path = Path(folder, "table")
+            path.write_bytes(bytes(8 * math.prod(shape)))  # a full disk refuses it here, and not by SIGBUS later
+            self.table = SharedTable(path, np.float64, "r+", shape=shape)
         self.wrapped = functools.partial(ParameterWrapper, bindings=bindings, table=self.table)
         self.put({}, ())
         self.parameters: Mapping[str, Parameter] = {}

@@ -113,10 +113,10 @@ class VmasEnv(SimulatorEnv):
             truncated = truncated | (carry["elapsed"] + 1 >= self.time_limit)
         # Agents of a world begin and end together.
         done = terminated | truncated
-        told = {name for info in infos for name in info if name in self.metric_names}
-        none = torch.full((self.num_copies, 1), torch.nan, device=self.device)
-        parts = {name: [info.get(name, none).reshape(len(none), -1)[:, 0] for info in infos] for name in told}
-        info = {name: self._joined(of_agents) for name, of_agents in parts.items()}
+        info = {}
+        for name in (name for name in self.metric_names if any(name in own for own in infos)):
+            none = torch.full((self.num_copies, 1), torch.nan, device=self.device)  # of agents that do not report it
+            info[name] = self._joined([own.get(name, none).reshape(len(none), -1)[:, 0] for own in infos])
         final_obs = next_obs = self.team.see(self._joined(obs))
         over = done[: self.num_copies].nonzero().squeeze(1).tolist()
         parameters = self._redrawn(done, carry["parameters"], self.starting_parameters(noise))
