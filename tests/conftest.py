@@ -267,9 +267,11 @@ class InProcess:
     @classmethod
     def stop_all(cls):
         """Forget the runs that a test leaves open: threads would look for more of each until the last test ends."""
-        if isinstance(shipping._shared, cls):
-            shipping._shared = None
+        ship, shipping._shared = shipping._shared, None
+        if isinstance(ship, cls):
             shipping._open.clear()
+        elif ship is not None:
+            ship.end()
         tails = [tail for ship in cls.running for tail in ship.shipper._tails.values()]
         while cls.running:
             cls.running.pop().ended = True

@@ -13,13 +13,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from tests.conftest import intercepted
 from tests.forks import ForkedPython
 
 from rl8x.tracking import MLflowTracker, shipper, shipping, sync
 from rl8x.tracking.appending import Journal
 from rl8x.tracking.journal import SendingJournal, Unsent, read_ack
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.protocol import StoreRefusedError
+from rl8x.tracking.protocol import StoreDownError, StoreRefusedError
 from rl8x.tracking.shipping import OpenRun
 from tracking.fakes import FakeStore, header, row, values
 
@@ -77,7 +78,8 @@ def make(tmp_path, store, monkeypatch, caplog):
         run._close()
 
 
-def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path):
+def test_rows_arrive_and_a_run_that_ended_leaves_nothing(make, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "IDLE_S", 1)
     run = make(*map(row, range(50)), arrives=True)
     assert values(store.run, "a") == [(step, float(step)) for step in range(50)]
     assert run.journal.folder.exists()
@@ -326,8 +328,41 @@ def started(**options):
     return tracker, shipping._shared.popen
 
 
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_run_that_goes_on_in_its_process_after_an_outage_is_sent_wherever_its_folder_is(
+    known, moved, mlruns, monkeypatch, tmp_path
+):
+    """The shipper is still trying to send the first part, from the folder that it was told of then."""
+    down = []
+
+    def before(*_):
+        if down:
+            raise StoreDownError("nobody answers")
+
+    intercepted(monkeypatch, before)
+    first = MLflowTracker(interval_s=0.05, finish_timeout_s=5.0, outage_timeout_s=0.0)
+    first.start(params={}, tags={})
+    assert not known or first.flush(60)
+    down.append("for now")
+    first.log_metrics({"a": 1.0}, 1)
+    first.finish("KILLED")
+    if moved:
+        (tmp_path / "later").mkdir()
+        mlruns.rename(tmp_path / "later/mlruns")
+        monkeypatch.chdir(tmp_path / "later")
+    down.clear()
+    again = MLflowTracker(interval_s=0.05)
+    again.start(params={}, tags={}, resume=first.resume_handle)
+    again.log_metrics({"a": 2.0}, 2)
+    again.finish("FINISHED")
+    assert history(again.run_id, "a") == [(1, 1.0), (2, 2.0)]
+    assert mlflow().get_run(again.run_id).info.status == "FINISHED"
+
+
 @in_forked_process
 def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with_it(mlruns, monkeypatch):
+    monkeypatch.setattr(shipping, "IDLE_S", 1)
     shipping.start_early(locate().database)
     early = shipping._shared.popen
     monkeypatch.setenv("LOGNAME", "someone")
@@ -349,7 +384,7 @@ def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with
 
 
 @in_forked_process
-def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlruns, caplog):
+def test_all_trackers_share_one_process_also_one_after_another_and_one_that_was_killed_is_replaced(mlruns, monkeypatch):
     tracker, process = started()
     other, same = started()
     assert same is process
@@ -362,8 +397,12 @@ def test_all_trackers_share_one_process_and_one_that_was_killed_is_replaced(mlru
     tracker.finish("FINISHED")
     assert (again.pid == process.pid, again.poll()) == (False, None)
     other.finish("FINISHED")
+    later, same = started()
+    assert same is again
+    later.finish("FINISHED")
+    monkeypatch.setattr(shipping, "IDLE_S", 1)
     assert again.wait(120) == 0
-    assert tracker.run_id != other.run_id
+    assert len({tracker.run_id, other.run_id, later.run_id}) == 3
     for each in (tracker, other):
         assert history(each.run_id, "a") == [(1, 1.0), (2, 2.0)]
 

@@ -26,7 +26,6 @@ from rl8x.output import Unfailing, described, measured, say, short, shown
 from rl8x.processes import lending_variables, restore_variables
 from rl8x.studies.definition import Training
 from rl8x.tracking.locks import is_locked
-from rl8x.tracking.shipping import keep_shipper
 from rl8x.trainers.ranks import end_saved
 from rl8x.trainers.rows import Bar, check_progress, counter_name
 
@@ -127,12 +126,11 @@ def _by_ray(jobs: Sequence[Job], work: Work) -> Iterator[dict[str, Any]]:
 
 
 def begin_worker(parent: int, stop: Path) -> None:
-    """Prepare a worker process: it keeps its shipper between jobs, and saves and ends when its parent ends."""
+    """Prepare a worker process: it saves and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and makes the file `stop`
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that a training starts
     restore_variables()
     threading.Thread(target=end_saved, args=(parent, stop, _SAVING_S), name="rl8x-watch", daemon=True).start()
-    keep_shipper()
 
 
 def _save_at_interrupt(stack: contextlib.ExitStack, jobs: Sequence[Job], stop: Path) -> None:

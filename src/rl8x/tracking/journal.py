@@ -482,7 +482,7 @@ class SendingJournal:
                 self.acknowledge(ending={**op, "lost_rows": lost})
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a folder is the journal's, which may have been moved; False if another took its place."""
+        """Whether the journal is in a folder, which it may have been moved from."""
         return is_at(self._fds[1], folder)
 
     def close(self) -> None:

@@ -62,24 +62,24 @@ class Shipper:
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[int, Tail] = {}  # by the number of the open run: one that goes on is a further one
         self._environment: Mapping[str, str] = dict(os.environ)
         self._guard = threading.Lock()
 
     def handle(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the training process."""
-        key = str(message["journal"])
-        with self._guard:
-            tail = self._tails.get(key)
+        number = int(message["number"])
         if message["do"] == "send":
             self._adopt(message["env"])
             sys.argv = list(message["argv"])  # MLflow takes the run's source from it
-            if tail is None or not tail.accept(message):
-                with self._guard:
-                    self._tails = {name: other for name, other in self._tails.items() if other.is_alive()}
-                    self._tails[key] = tail = Tail(message)
-                tail.start()
-        elif tail is not None and message["do"] == "lines":
+            with self._guard:
+                self._tails = {other: tail for other, tail in self._tails.items() if tail.is_alive()}
+                self._tails[number] = Tail(message)
+                self._tails[number].start()
+            return
+        with self._guard:
+            tail = self._tails.get(number)
+        if tail is not None and message["do"] == "lines":
             tail.add_lines(message["lines"])
         elif tail is not None:
             tail.closed = tail.closed or message["do"] == "close"
@@ -125,31 +125,19 @@ class Tail(threading.Thread):
     def __init__(self, message: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         self.wake = threading.Event()
-        self.orphaned = False
+        self.orphaned = self.closed = False
         self._guard = threading.Lock()
-        self._is_over = False
-        self._folder = Path(message["folder"])
+        self._message, self._folder = message, Path(message["folder"])
         self._lines: deque[tuple[int, bytes]] = deque()
         self._last_number = 0
         self._journal: SendingJournal | None = None
         self._sender: Sender | None = None
         self._store: MLflowStore | None = None
         self._failures = 0
-        self.accept(message)
-
-    def accept(self, message: Mapping[str, Any]) -> bool:
-        """Take a message, maybe a further one, about the journal; return False if this thread has come to its end."""
-        sampler: SystemSampler | None = None
+        self._sampler: SystemSampler | None = None
         if message["sample"] is not None:
             with contextlib.suppress(Exception):  # the process may be gone
-                sampler = SystemSampler(message["pid"], message["sample"])
-        with self._guard:
-            if self._journal is not None and not self._journal.is_in(Path(message["folder"])):
-                return False  # the journal was sent and removed, and this is a new one under its name
-            if not self._is_over:
-                self._message, self._sampler, self.closed = message, sampler, False
-        self.wake.set()
-        return not self._is_over
+                self._sampler = SystemSampler(message["pid"], message["sample"])
 
     def add_lines(self, lines: list[tuple[int, str]]) -> None:
         """Take lines that the disk refused; if they end the run, record that, as only memory has it."""
@@ -181,14 +169,10 @@ class Tail(threading.Thread):
     def run(self) -> None:
         """Send until the run has ended and everything is sent, or nobody waits for it any more."""
         wait_s = 0.0
-        while not self._is_over:
+        while wait_s >= 0:
             self.wake.wait(wait_s)
             self.wake.clear()
-            message = self._message
             wait_s = self._try()
-            with self._guard:
-                self._is_over = wait_s < 0 and self._message is message
-            wait_s = max(0.0, wait_s)
         self._release()
         database = self._location.database
         if database is not None and self._store is not None:
@@ -200,6 +184,8 @@ class Tail(threading.Thread):
         if journal is None:  # another process is still sending it, or it is gone
             is_there = self._folder.exists() or not self.closed
             return 0.2 if is_there and not self.orphaned and not is_sent(self._folder) else -1.0
+        if self.closed and not journal.is_in(self._folder):
+            return -1.0  # whoever moved it may go on with the run there; no database is made where it was
         try:
             self._send(journal)
         except Exception as error:  # even a bug in rl8x must not stop training

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ _log = logger(__name__)
 FIRST_CONTACT_S: Final = 60.0  # time for importing mlflow and creating a database on a slow, busy computer
 SILENT_S: Final = 5  # without a heartbeat, the store counts as down
 KILL_S: Final = 60  # without a heartbeat, the shipper is killed and replaced
+IDLE_S: Final = 30  # without an open run, the shipper ends; a next run does not wait for the import of MLflow again
 _END_S: Final = 1.0
 _CHECK_S: Final = 1.0
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
@@ -65,7 +67,7 @@ class OpenRun:
         self.journal, self.location = journal, location
         self.keeps_status = keeps_status
         self.finish_timeout_s, self.outage_timeout_s = finish_timeout_s, outage_timeout_s
-        self._options, self._owner = options, weakref.ref(owner)
+        self._options, self._owner, self._number = options, weakref.ref(owner), next(_numbers)
         self._appending = threading.RLock()
         self.last_call = LastCall()
         self.outage = ""  # why the store is down; empty if it works
@@ -127,7 +129,7 @@ class OpenRun:
 
     def _send_message(self, do: str, **about: object) -> None:
         if self._shipper is not None:
-            self._shipper.send({"do": do, "journal": str(self.journal.header["journal_id"]), **about})
+            self._shipper.send({"do": do, "number": self._number, **about})
 
     def _send_lines(self) -> None:
         """Send lines that the disk refuses to the shipper; they reach the disk or MLflow, whichever is first."""
@@ -264,7 +266,7 @@ class OpenRun:
             self._close()
 
     def _close(self) -> None:
-        """Close the journal, warn of unsent entries, and let the shipper end if no run needs it.
+        """Close the journal and warn of unsent entries.
 
         The shipper continues to send the rest. The run counts as open until the warning, so that Python's exit waits.
         """
@@ -278,9 +280,6 @@ class OpenRun:
             self.journal.close()
             self._warn_of_rest()
             _open.discard(self)
-        shipper = None if _is_kept else _release_unused()
-        if shipper is not None:
-            shipper.end()
 
     def _warn_of_rest(self) -> None:
         where, store = Whereabouts(self.location, self.journal, self.outage), self.location.shown
@@ -312,11 +311,13 @@ class _ShipperProcess:
         self._stdin = cast("IO[bytes]", self.popen.stdin)
         os.set_blocking(self._stdin.fileno(), False)
         self._left = bytearray()
+        self._is_used = False
         self._guard = threading.RLock()
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message as far as the pipe has room; `pump` sends the rest."""
         with self._guard:
+            self._is_used = True
             if not (message["do"] == "hurry" and self._left):
                 self._left += json.dumps(message, default=os.fspath).encode() + b"\n"
             self.pump()
@@ -341,12 +342,14 @@ class _ShipperProcess:
         return False
 
     def end(self) -> None:
-        """Let the process end once it has sent all its journals."""
+        """Let the process end once it has sent all its journals, and at once if it never had any."""
         with self._guard:  # otherwise a thread that still pumps might write to a file opened meanwhile
             self.pump()
             self._stdin.close()
+        if not self._is_used:  # it has no open files, and would otherwise first complete an import
+            self.popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(0.0)
+            self.popen.wait(0.0 if self._is_used else _END_S)
 
     def close_in_child(self) -> None:
         """Close the copy of the pipe in a child that was forked from the owner of the shipper."""
@@ -355,10 +358,10 @@ class _ShipperProcess:
         self.popen.returncode = 0  # the process is not a child of this one
 
 
+_numbers = itertools.count()
 _open: set[OpenRun] = set()  # runs that have not been left: not finished, or collected and not yet arrived
 _guard = threading.RLock()
 _shared: _ShipperProcess | None = None
-_is_kept = False
 _watcher: threading.Thread | None = None
 
 
@@ -376,32 +379,18 @@ def start_early(database: Path | None) -> None:
         _started(database)
 
 
-def keep_shipper() -> None:
-    """Keep the shipper until this process ends, so that successive runs wait only once for the import of MLflow."""
-    global _is_kept
-    _is_kept = True
-
-
 def end_unused() -> None:
-    """Kill the shipper if it was started early and no run needs it."""
-    shipper = _release_unused()
-    if shipper is not None:
-        shipper.popen.kill()  # it has no open files, and would otherwise first complete an import
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            shipper.popen.wait(_END_S)
-
-
-def _release_unused() -> _ShipperProcess | None:
-    """Return the shipper and forget it if no run needs it, else None."""
+    """End the shipper if no run needs it."""
     global _shared
     with _guard:
         shipper = None if _open else _shared
         _shared = _shared if _open else None
-        return shipper
+    if shipper is not None:
+        shipper.end()
 
 
 def _start_watcher() -> None:
-    """Start the thread that checks open runs, if it does not run; it ends when no run is open."""
+    """Start the thread that checks open runs, if it does not run; without any, it ends the shipper and itself."""
     global _watcher
     with _guard:
         if _watcher is None:
@@ -411,7 +400,8 @@ def _start_watcher() -> None:
 
 def _check_all() -> None:
     global _watcher
-    while True:
+    idle_s = 0.0
+    while idle_s < IDLE_S:
         time.sleep(_CHECK_S)
         for run in list(_open):
             try:
@@ -419,9 +409,10 @@ def _check_all() -> None:
             except Exception:  # even a bug in rl8x must not stop training
                 _log.debug("tracking: unexpected error", exc_info=True)
         with _guard:
-            if not _open:
+            idle_s = 0.0 if _open else idle_s + _CHECK_S
+            if idle_s >= IDLE_S:
                 _watcher = None
-                return
+    end_unused()
 
 
 def _end_at_exit() -> None:
@@ -432,6 +423,7 @@ def _end_at_exit() -> None:
         run.end(None, now)
     for run in runs:
         run.finish(begin)
+    end_unused()
 
 
 def _close_in_child() -> None:
