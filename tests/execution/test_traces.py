@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.probes import described
 
+from rl8x.algorithms.optimizer import Adam, FlatOptimizer
 from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.compiler import Compiler
@@ -105,13 +106,14 @@ def test_a_missing_name_is_one_clear_line_in_the_compilers_process_too(monkeypat
 def test_a_module_is_called_under_other_weights_and_has_its_own_afterwards():
     module, x = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)), torch.randn(2, 3)
     module[1].weight = module[0].weight  # one weight of two layers
-    names, weights = ["0.weight", "0.bias"], [torch.randn(3, 3, requires_grad=True), torch.randn(3)]
+    weights = [torch.randn(3, 3, requires_grad=True), torch.randn(3), torch.randn(3)]
     own = dict(module.named_parameters(remove_duplicate=False))
-    under = private.Substitution(module, names)
-    result = under(weights, x)
-    torch.testing.assert_close(result, torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,)))
+    optimizer = FlatOptimizer(module, Adam(), lr=0.1)
+    result = optimizer.under(weights, x)
+    named = dict(zip(optimizer.names, weights, strict=True))
+    torch.testing.assert_close(result, torch.func.functional_call(module, named, (x,)))
     assert torch.autograd.grad(result.sum(), weights[0])[0].any()
     with pytest.raises(TypeError):
-        under(weights, "no numbers")
+        optimizer.under(weights, "no numbers")
     after = dict(module.named_parameters(remove_duplicate=False))
     assert all(after[name] is parameter for name, parameter in own.items())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.execution.kernels import adam_step, advance
-from rl8x.execution.private import Substitution, places
+from rl8x.execution.private import places
 from rl8x.policy import Policy, training_mode
 
 STEP: Final = "step"
@@ -32,7 +32,7 @@ _ALIGNMENT = 16
 class FlatOptimizer:
     """The weights of a module that require gradients as one vector, `[size]`; the module's own are views of it.
 
-    Backward passes add to `gradient`, `[size]`. `under` calls the module with other weights, in the shapes of `split`.
+    Backward passes add to `gradient`, `[size]`.
     """
 
     def __init__(self, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
@@ -43,7 +43,6 @@ class FlatOptimizer:
         self._shapes = [parameter.shape for parameter in self.views]
         self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
         self._modal = any(isinstance(part, Policy) and part.has_modes for part in module.modules())
-        self.under = Substitution(module, self.names)
         self.weights = self.joined(self.views)
         self.gradient = torch.zeros_like(self.weights)
         self._places, self._buffers = places(module, self.views)
@@ -55,6 +54,20 @@ class FlatOptimizer:
     def training(self) -> contextlib.AbstractContextManager[None]:
         """Put the module into training mode within the context, if that makes a difference."""
         return training_mode(self.module) if self._modal else contextlib.nullcontext()
+
+    def under(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
+        """Call the module on inputs under other weights, `[*]` each as `split` returns them.
+
+        Like `torch.func.functional_call`, which looks up the names each time: longer than evaluating a small module.
+        """
+        before = [owner[name] for owner, name, _ in self._places]
+        for owner, name, i in self._places:
+            owner[name] = weights[i]  # any tensor works
+        try:
+            return self.module(*inputs)
+        finally:
+            for (owner, name, _), weight in zip(self._places, before, strict=True):
+                owner[name] = weight
 
     def _join(self) -> None:
         """Make the module's weights views of the vector."""

@@ -43,8 +43,8 @@ class SimulatorEnv(Env):
     next_seed: int | None = None
     """The narrowed seed for the simulator's next reset, after `set_seed`; None continues its random numbers."""
 
-    episode_metrics = EpisodeMetrics(())
-    """The values of `info` that are averaged over episodes; none unless `_make_from` sets some."""
+    episode_metrics: EpisodeMetrics
+    """The values of `info` that are averaged over episodes."""
 
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""

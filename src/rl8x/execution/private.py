@@ -99,27 +99,3 @@ def places(module: nn.Module, weights: Sequence[Tensor]) -> tuple[Places, Places
         own = part._buffers
         buffers += [(own, name, value) for name, value in own.items() if value is not None]
     return found, buffers
-
-
-class Substitution:
-    """Calls a module with other weights, like `torch.func.functional_call`, but resolves their names only once.
-
-    Resolving names takes longer than evaluating a small module. Weights, named as in `named_parameters`, are replaced
-    in the modules' `_parameters`; a shared one in every module that has it.
-    """
-
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
-        self.module = module
-        named = dict(module.named_parameters())
-        self._places, _ = places(module, [named[name] for name in names])
-
-    def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
-        """Call the module on inputs, with weights `[*]` in the order of the names."""
-        before = [owner[name] for owner, name, _ in self._places]
-        for owner, name, i in self._places:
-            owner[name] = weights[i]  # any tensor works
-        try:
-            return self.module(*inputs)
-        finally:
-            for (owner, name, _), weight in zip(self._places, before, strict=True):
-                owner[name] = weight

@@ -128,7 +128,7 @@ class MLflowTracker:
         self._run: OpenRun | None = None  # the same run until it is finished
         self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
         self._by_server = False  # whether only the store knows the rows that may repeat
-        self._names = _name_tables({})
+        self._names: Mapping[str, NameTable] = {}
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._last_time = 0
         self._pid = os.getpid()
@@ -204,7 +204,7 @@ class MLflowTracker:
         if self._run is not None:
             raise RuntimeError(HAS_A_RUN)
         self._pid = os.getpid()
-        if resume is None or self.names_before:
+        if resume is None or self.names_before or not self._names:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
         if resume is None and self.run_key is not None:

@@ -51,41 +51,39 @@ _ALWAYS: Final = ("num_envs", "horizon", "seed")
 _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
 
 
+@dataclasses.dataclass(eq=False)
 class Record:
     """Records a trainer's runs in one tracked run, in its checkpoints and in a final report."""
 
-    def __init__(
-        self,
-        algorithm: GenericAlgorithmBase[Any],
-        tracker: Tracker,
-        checkpoints: CheckpointManager,
-        trainer: TrainerSpec,
-        evaluations: Evaluations,
-    ) -> None:
-        self.algorithm, self.tracker, self.checkpoints = algorithm, tracker, checkpoints
-        self.evaluations = evaluations
-        self.run: RunState | None = None  # in progress, or the last one
-        self.plan: RunState | None = None  # the same, but None in a loop over `step()`, which no `run()` plans
-        self.results = Results()  # its mean returns so far
-        self.env_config_function: str | None = None  # name of the function given as `env_config`, which cannot be saved
-        self.is_written = False  # whether a run file or a `RunSpec` describes the run
-        self.is_open = False  # whether the tracked run has begun or continued, and not ended since
-        self.log_ms = 0.0  # time to log the last row
-        self._trainer = trainer
-        self._handle: str | None = None
-        self._process: int | None = None  # the process that began the run, if anything of it is stored
-        self._repeats = self._only_adds = False
-        self._resume_tags: Mapping[str, str] = {}
-        self._logged: dict[str, Any] = {}  # all params that the run has; `...`: with a value of an earlier process
-        self._tagged: Path | None = None
-        self._database: str | None = None
-        # The training's `env_config`; None until it is known, as in a run that begins with an evaluation.
-        self._config: Parsed | None = None
+    algorithm: GenericAlgorithmBase[Any]
+    tracker: Tracker
+    checkpoints: CheckpointManager
+    trainer: TrainerSpec
+    evaluations: Evaluations
+    _: dataclasses.KW_ONLY
+    run: RunState | None = None  # in progress, or the last one
+    plan: RunState | None = None  # the same, but None in a loop over `step()`, which no `run()` plans
+    results: Results = dataclasses.field(default_factory=Results)  # its mean returns so far
+    env_config_function: str | None = None  # name of the function given as `env_config`, which cannot be saved
+    is_written: bool = False  # whether a run file or a `RunSpec` describes the run
+    is_open: bool = False  # whether the tracked run has begun or continued, and not ended since
+    log_ms: float = 0.0  # time to log the last row
+    _handle: str | None = None
+    _process: int | None = None  # the process that began the run, if anything of it is stored
+    _repeats: bool = False
+    _only_adds: bool = False
+    _resume_tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # All params that the run has; `...`: with a value of an earlier process.
+    _logged: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _tagged: Path | None = None
+    _database: str | None = None
+    # The training's `env_config`; None until it is known, as in a run that begins with an evaluation.
+    _config: Parsed | None = None
 
     @functools.cached_property
     def spec(self) -> RunSpec:
         """The spec of the run: the one that made the trainer, else derived from its parts; each `run()` replaces it."""
-        return run_spec(self.algorithm, self._trainer)
+        return run_spec(self.algorithm, self.trainer)
 
     @functools.cached_property
     def resolved(self) -> Resolved:

@@ -90,18 +90,7 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         self.pack = SequencePack(config.horizon, env.num_envs, self.seq_len, exact)
         self.optimizer = self.make_optimizer(self.policy)
         self.optimizers = (self.optimizer,)
-        self.updater = OnPolicyUpdater(
-            self.policy,
-            config,
-            self.objective,
-            self.optimizer,
-            self.pack,
-            self.execution,
-            self.make_generator("minibatches"),
-            renews=self.renews,
-            in_order=any(effects),
-        )
-        objective = self.updater.objective
+        objective, self._in_order = self.objective, any(effects)
         refused = () if objective.limit is None else (REFUSED,)
         self.metrics = (*objective.metrics, GRAD_NORM, self.target_metric, LR, *self.coefficients(), *refused)
         self._states = tuple(self.policy.initial_state(1))
@@ -222,6 +211,21 @@ class OnPolicyAlgorithm(GenericAlgorithmBase[OnPolicyConfigT]):
         return self.horizons.finish()
 
     # -- learning
+
+    @functools.cached_property
+    def updater(self) -> OnPolicyUpdater:
+        """What makes the updates."""
+        return OnPolicyUpdater(
+            self.policy,
+            self.config,
+            self.objective,
+            self.optimizer,
+            self.pack,
+            self.execution,
+            self.make_generator("minibatches"),
+            renews=self.renews,
+            in_order=self._in_order,
+        )
 
     def step(self) -> Stats:
         """Update the policy with the last collect's data.
