@@ -1,14 +1,19 @@
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+import yaml
 from tests.forks import ForkedPython
 
+from rl8x import Checkpoints, PPOConfig
 from rl8x.checkpoint import listed, read
 from rl8x.cli.main import main
+from rl8x.config.spec import FIELDS, default_of
+from rl8x.trainers.record import Record
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--seed", "1", "--progress", "none"]
 SMALL += ["algorithm_config.model_config.hidden_sizes=[8]"]
@@ -63,13 +68,46 @@ def test_a_run_file_that_goes_on_with_a_run_says_how_it_evaluates_and_saves(tmp_
     """What the file says is what happens, and what the next checkpoint says of it."""
     folder = tmp_path / "job"
     assert train(folder, "--max-steps", "2") == 0
-    other = {"num_eval_envs": 2, "on_non_finite": "skip", "checkpoints": {"keep": 9}}
+    saved = {"directory": str(folder)}
+    other = {"num_eval_envs": 2, "on_non_finite": "skip", "checkpoints": {**saved, "keep": 9}}
     words = ["--num-eval-envs", "2", "--on-non-finite", "skip", "checkpoints.keep=9", "--steps-per-eval", "1"]
-    for steps, changed in ("3", other), ("4", {"num_eval_envs": None, "on_non_finite": "stop", "checkpoints": {}}):
+    for steps, changed in ("3", other), ("4", {"num_eval_envs": None, "on_non_finite": "stop", "checkpoints": saved}):
         asked = words if changed is other else []
         assert train(folder, "--max-steps", steps, "--resume", str(folder), *asked) == 0
         now = state(folder).spec.trainer
         assert {name: getattr(now, name) for name in changed} == changed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"env": "CartPole", "env_config": {"length": {"uniform": {"low": 0.4, "high": 0.6}}}},
+        {"env": "CartPole-v1", "env_kwargs": {"parameters": {"pull": {"scale": "gravity"}, "mass": "masscart"}}},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:GymnasiumEnv. a simulator's state:RuntimeWarning")
+def test_auto_goes_on_with_its_run_however_often_that_is_interrupted(given, mlruns, monkeypatch):
+    """Whatever the file writes out that another way of writing leaves out: it is the same file each time."""
+    file = {name: default_of(field) for name, field in FIELDS.items() if name not in ("env", "preset", "seed")}
+    config = {name: getattr(PPOConfig(), name) for name in ("lr", "gamma", "num_sgd_iters", "normalize_observations")}
+    checkpoints = {field.name: default_of(field) for field in dataclasses.fields(Checkpoints)}
+    stops = ["eval/returns/mean >= 1000 and env/steps >= 1e5", {"wall_time": 3600}]
+    small = {"num_envs": 4, "horizon": 4, "device": "cpu", "seed": 1, "model_config": {"hidden_sizes": [8]}}
+    file |= {"algorithm_config": {**config, **small}, "checkpoints": checkpoints, "stop_conditions": stops, **given}
+    file |= {"steps_per_eval": 100, "num_eval_envs": 2, "progress": "none"}
+    (mlruns.parent / "run.yaml").write_text(yaml.safe_dump(file))
+    log = Record.log
+
+    def logged(*args, **options):
+        log(*args, **options)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Record, "log", logged)
+    for steps in (1, 2, 3, 4):
+        with pytest.raises(SystemExit, match="143"):
+            main(["train", "-f", "run.yaml", "--resume", "auto"])
+        (folder,) = (mlruns / "checkpoints").iterdir()
+        assert state(folder).metadata["counters"]["algorithm/steps"] == steps
 
 
 @pytest.mark.parametrize(

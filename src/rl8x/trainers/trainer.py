@@ -502,14 +502,13 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             self.train_step.asked_to_stop = hide(" ".join(why.split()))
 
     def plan(self, spec: RunSpec) -> None:
-        """Make a spec's run options the defaults of the next `run()`.
+        """Make a spec the run's description, and its run options the defaults of the next `run()`.
 
         Args:
-            spec: The spec; its other parts are assumed to match this trainer.
+            spec: The spec, which describes this trainer's parts too.
         """
-        trust = spec.trust or self.record.spec.trust
         self.origin = replace(self.origin, planned=spec.run)
-        self.record.spec = replace(self.record.spec, trust=trust)
+        self.record.spec = replace(spec, trust=spec.trust or self.record.spec.trust)
 
     def check_run(self, **options: Any) -> None:
         """Raise the errors that `run()` would raise before its first step; `options` are its own, except `progress`."""
