@@ -385,6 +385,7 @@ def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with
 
 @in_forked_process
 def test_all_trackers_share_one_process_also_one_after_another_and_one_that_was_killed_is_replaced(mlruns, monkeypatch):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output goes into `head`
     tracker, process = started()
     other, same = started()
     assert same is process

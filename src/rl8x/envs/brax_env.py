@@ -24,7 +24,6 @@ from torch import Tensor
 from rl8x.envs.base import Carry, Observation, Step
 from rl8x.envs.bindings import Binding, Function, Scale, bindings_of
 from rl8x.envs.bound_parameters import BoundSimulator
-from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField, rows_of
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.names import unknown_name
@@ -76,7 +75,7 @@ class BraxEnv(SimulatorEnv):
         if not hasattr(env, "observation_size"):
             raise TypeError(f"BraxEnv: env must be an environment of Brax or Playground, or a name; got {env!r}.")
         _check_unwrapped(env)
-        self.made_from, self.episode_metrics = (env, frozen({"parameters": parameters})), EpisodeMetrics(())
+        self.made_from = env, frozen({"parameters": parameters})
         systems = Systems(bindings_of(parameters, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
         self.parameters = systems.bound.parameters
         self.single_observation_space = _observation_space(env.observation_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NoReturn
@@ -43,13 +44,15 @@ class SimulatorEnv(Env):
     next_seed: int | None = None
     """The narrowed seed for the simulator's next reset, after `set_seed`; None continues its random numbers."""
 
-    episode_metrics: EpisodeMetrics
-    """The values of `info` that are averaged over episodes."""
-
     def set_seed(self, seed: int | None) -> None:
         """Seed the generator, and the simulator at its next reset."""
         super().set_seed(seed)
         self.next_seed = None if seed is None else narrow_seed(seed)
+
+    @functools.cached_property
+    def episode_metrics(self) -> EpisodeMetrics:
+        """The values of `info` that are averaged over episodes; none unless `_make_from` sets some."""
+        return EpisodeMetrics(())
 
     def _make_from(self, source: Any, metrics: Any, options: Mapping[str, Any]) -> None:
         """Store the constructor's arguments, and which values of `info` are averaged over episodes."""

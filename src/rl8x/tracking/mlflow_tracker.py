@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import numbers
 import os
@@ -128,10 +129,13 @@ class MLflowTracker:
         self._run: OpenRun | None = None  # the same run until it is finished
         self._repeats: JournalRepeats | None = None  # set while rows may repeat after a resume
         self._by_server = False  # whether only the store knows the rows that may repeat
-        self._names: Mapping[str, NameTable] = {}
         self.names_before: Mapping[str, Mapping[str, str]] = {}
         self._last_time = 0
         self._pid = os.getpid()
+
+    @functools.cached_property
+    def _names(self) -> dict[str, NameTable]:
+        return _name_tables({})
 
     @property
     def run_id(self) -> str | None:
@@ -204,7 +208,7 @@ class MLflowTracker:
         if self._run is not None:
             raise RuntimeError(HAS_A_RUN)
         self._pid = os.getpid()
-        if resume is None or self.names_before or not self._names:
+        if resume is None or self.names_before:
             self._names = _name_tables({} if resume is None else self.names_before)
             self.names_before = {}
         if resume is None and self.run_key is not None:

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import IO, Final, cast
+from typing import Final
 
 from rl8x.processes import python_process
 from rl8x.tracking.appending import MAX_MEMORY_LINES, Journal
@@ -40,6 +41,7 @@ IDLE_S: Final = 30  # without an open run, the shipper ends; a next run does not
 _END_S: Final = 1.0
 _CHECK_S: Final = 1.0
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS has none: its sockets of Python send no signal
 
 
 class OpenRun:
@@ -114,7 +116,7 @@ class OpenRun:
             self._note_outage(f"the process that talks to MLflow cannot be started: {error}")
             return
         self._beat, self._silent_s, self._sent_number = -1, 0, 0
-        # The store's URI, which may have a password, goes through the pipe. MLflow takes the run's source from the
+        # The store's URI, which may have a password, goes through the socket. MLflow takes the run's source from the
         # current arguments, and credentials from the current environment.
         self._send_message(
             "send",
@@ -293,29 +295,33 @@ class OpenRun:
 
 
 class _ShipperProcess:
-    """The shipper's process and the pipe to it. Writes to the pipe never block, since the process may be stopped."""
+    """The shipper's process and the socket that is its standard input.
+
+    Writes never block, since the process may be stopped, and send no SIGPIPE, which ends some scripts.
+    """
 
     def __init__(self, database: Path | None) -> None:
         words = f"{os.getpid()}, {database and str(database)!a}"
+        self._socket, stdin = socket.socketpair()
+        self._socket.setblocking(False)
         self.popen = subprocess.Popen(
             # MLflow writes paths as text, which must be UTF-8 in any locale.
             **python_process("-X", "utf8", "-c", f"{_CODE}({words})"),
             bufsize=0,  # no buffer that a fork would copy and write twice
-            stdin=subprocess.PIPE,
+            stdin=stdin.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             # Only the training process handles Ctrl-C. Not a session of its own: Linux first divides processors
             # between sessions, regardless of the niceness inside each.
             process_group=0,
         )
-        self._stdin = cast("IO[bytes]", self.popen.stdin)
-        os.set_blocking(self._stdin.fileno(), False)
+        stdin.close()
         self._left = bytearray()
         self._is_used = False
         self._guard = threading.RLock()
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message as far as the pipe has room; `pump` sends the rest."""
+        """Send a message as far as there is room; `pump` sends the rest."""
         with self._guard:
             self._is_used = True
             if not (message["do"] == "hurry" and self._left):
@@ -323,10 +329,10 @@ class _ShipperProcess:
             self.pump()
 
     def pump(self) -> None:
-        """Send the rest of earlier messages, as far as the pipe has room."""
-        with self._guard, contextlib.suppress(OSError, ValueError):  # the pipe is full, or the process is gone
+        """Send the rest of earlier messages, as far as there is room."""
+        with self._guard, contextlib.suppress(OSError):  # there is no room, or the process is gone
             while self._left:
-                del self._left[: os.write(self._stdin.fileno(), self._left)]
+                del self._left[: self._socket.send(self._left, _NO_SIGNAL)]
 
     def is_gone(self) -> bool:
         """Whether the process has ended."""
@@ -345,16 +351,16 @@ class _ShipperProcess:
         """Let the process end once it has sent all its journals, and at once if it never had any."""
         with self._guard:  # otherwise a thread that still pumps might write to a file opened meanwhile
             self.pump()
-            self._stdin.close()
+            self._socket.close()
         if not self._is_used:  # it has no open files, and would otherwise first complete an import
             self.popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.0 if self._is_used else _END_S)
 
     def close_in_child(self) -> None:
-        """Close the copy of the pipe in a child that was forked from the owner of the shipper."""
+        """Close the copy of the socket in a child that was forked from the owner of the shipper."""
         self._guard = threading.RLock()
-        self._stdin.close()
+        self._socket.close()
         self.popen.returncode = 0  # the process is not a child of this one
 
 
@@ -427,7 +433,7 @@ def _end_at_exit() -> None:
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copies of pipe and journals; an open pipe would keep the shipper alive for too long."""
+    """Close a forked child's copies of sockets and journals; an open socket would keep the shipper alive too long."""
     global _guard, _shared, _watcher
     _guard, _watcher = threading.RLock(), None
     if _shared is not None:
