@@ -197,7 +197,7 @@ def test_a_minibatch_that_is_not_given_fits(given, size):
 @pytest.mark.parametrize("model", ["gru", "lstm", "attention", "mlp", None])
 def test_the_default_width_is_that_of_the_mlp_alone(model):
     algorithm = PPOConfig(model=model, num_envs=2, horizon=4, device="cpu").build(CartPole)
-    assert algorithm.params.get("model.hidden_sizes") == ((64, 64) if model in ("mlp", None) else None)
+    assert algorithm.params.get("model.hidden_sizes") == ([64, 64] if model in ("mlp", None) else None)
 
 
 # -- presets by one word: in Python, in run files and on the command line

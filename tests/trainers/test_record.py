@@ -8,11 +8,12 @@ import signal
 import sqlite3
 import sys
 
+import numpy as np
 import pytest
 from tests.conftest import intercepted
-from tests.trainers.helpers import LinesTracker, make, run, sends
+from tests.trainers.helpers import LinesTracker, config, make, run, sends
 
-from rl8x import MLflowTracker, NullTracker, Trainer, keys
+from rl8x import MemoryTracker, MLflowTracker, NullTracker, Trainer, keys
 from rl8x.checkpoint import Checkpoints, files
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
@@ -71,6 +72,27 @@ def test_params_say_what_a_run_no_longer_has(changed, rate, eps, tmp_path):
     assert found["optimizer_config.eps"] == eps
     assert next(iter(trainer.params)) == "algorithm"  # what is gone comes last
     assert [param for param in found if param.startswith("lr_schedule")] == ["lr_schedule"]
+
+
+class Sized(CartPole):
+    """One whose params are its constructor's arguments."""
+
+    def __init__(self, num_envs, *, sizes=(), share=0.0, **options):
+        super().__init__(num_envs, **options)
+
+
+def test_params_read_the_same_once_a_file_has_had_what_was_given(tmp_path):
+    """Files have lists and Python's numbers: else a resume would record changes of what nobody has changed."""
+    given = config(model_config={"hidden_sizes": (8, 4)}, optimizer_config={"betas": (np.float32(0.1), 0.9)})
+    algorithm = given.build(Sized, sizes=((3, 4), ()), share=np.float32(0.1))
+    trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=tmp_path)
+    run(trainer, max_steps=1)
+    before = dict(trainer.tracker.params)
+    assert before["model_config.hidden_sizes"] == before["model.hidden_sizes"] == [8, 4]
+    assert (before["env.kwargs.sizes"], before["env.kwargs.share"]) == ([[3, 4], []], float(np.float32(0.1)))
+    assert before["optimizer_config.betas"] == [float(np.float32(0.1)), 0.9]
+    run(Trainer.resume(tmp_path, tracker=trainer.tracker), max_steps=2)
+    assert repr(trainer.tracker.params) == repr(before | {"run.max_steps": 2})
 
 
 @pytest.mark.parametrize("name", [None, "my run"])

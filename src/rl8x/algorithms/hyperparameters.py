@@ -20,6 +20,7 @@ from torch import nn
 
 from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
+from rl8x.importing import NOT_PLAIN, to_plain
 from rl8x.names import called_here
 from rl8x.output import shown
 from rl8x.plain import MAX_WHOLE, frozen, own_values
@@ -139,7 +140,7 @@ def nearest_divisor(number: int, wanted: int) -> int:
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
-    """Flatten nested mappings, except schedules, to dotted names; replace classes and modules by class names."""
+    """Flatten nested mappings, except schedules, to dotted names; show classes by name, and others as a file would."""
     if isinstance(value, Mapping) and not name.endswith("_schedule"):
         flat: dict[str, Any] = {}
         for key, item in value.items():
@@ -149,7 +150,8 @@ def flatten_params(name: str, value: Any) -> dict[str, Any]:
         return {name: qualified_name(value)}
     if isinstance(value, nn.Module):
         return {name: qualified_name(type(value))}
-    return {name: value}
+    plain = to_plain(own_values(value))  # a tuple, or NumPy's number, reads as it does once a file has had it
+    return {name: value if plain is NOT_PLAIN else plain}
 
 
 def qualified_name(cls: type) -> str:

@@ -277,7 +277,7 @@ def test_params_name_every_hyperparameter_and_the_arguments_of_model_and_distrib
         assert field.name in told or getattr(PPOConfig(), field.name) == {}, field.name
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
     assert (params["model_config.activation"], params["seed"]) == ("tanh", 3)
-    assert (params["model.hidden_sizes"], params["model.activation"]) == ((64, 64), "tanh")
+    assert (params["model.hidden_sizes"], params["model.activation"]) == ([64, 64], "tanh")
     assert params["distribution.std"] == "free"
 
 
