@@ -102,6 +102,24 @@ def test_rows_are_groups_of_training_and_hyperparameters():
             summarize(evaluated, baseline=baseline)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-5, 1.0, 1e16])
+def test_a_text_reads_as_its_number_whatever_the_returns_are(scale):
+    """The mean return of a task may be 1e-6: its table had zeros."""
+    summary = make_report(evaluations().assign(returns=lambda rows: rows["returns"] * scale)).summary
+    head, *lines = cells_of(summary)
+    for name in ("mean", "cvar_1", "outside"):
+        for line, row in zip(lines, summary.frame.to_dict("records"), strict=True):
+            numbers = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            told = re.findall(r"[-+.\de]+", line[head.index(HEADINGS[name])])
+            assert [float(text) for text in told] == pytest.approx(numbers, abs=1e-2 * max(map(abs, numbers)))
+            assert max(map(len, told)) <= 10
+
+
+def test_rows_that_come_again_leave_the_first_group_the_first():
+    table = evaluations()
+    assert make_report(pd.concat([table, of(table, "fixed")])).frame.equals(make_report(table).frame)
+
+
 def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table):
     final = table.index[table["final"]]
     damaged, cell = table.drop(final[0]), table.loc[final[-1]]

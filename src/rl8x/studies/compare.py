@@ -411,7 +411,7 @@ def _order(value: str | None) -> tuple[int, float, str]:
 def _decimals(value: float) -> int:
     if not math.isfinite(value) or value == 0:
         return 1
-    return max(0, min(3 - math.floor(math.log10(abs(value))), 8))
+    return max(0, 3 - math.floor(math.log10(abs(value))))
 
 
 def _number(value: float) -> str:

@@ -27,6 +27,7 @@ Over = Literal["policies", "cells"]
 RESAMPLES = 2000  # as in the profiles of Agarwal et al.
 _MAX_ELEMENTS = 4_000_000  # most scores to resample at once: 32 MB
 _MAX_POINTS = 500  # most points of a mean curve
+_MAX_DECIMALS: Final = 8  # numbers that need more are written as 1.234e-09
 
 
 class Estimate(NamedTuple):
@@ -270,7 +271,8 @@ def in_words(estimate: Sequence[float], decimals: int) -> str:
     value, low, _ = estimate
     if math.isnan(value):
         return "-"
-    shown, *ends = (f"{number + 0.0:.{decimals}f}" if abs(number) < 1e15 else f"{number:.4g}" for number in estimate)
+    fixed = decimals <= _MAX_DECIMALS and abs(value) < 1e15
+    shown, *ends = (f"{round(each, decimals) + 0.0:.{decimals}f}" if fixed else f"{each:.4g}" for each in estimate)
     return shown if math.isnan(low) else f"{shown} [{', '.join(ends)}]"
 
 
@@ -289,7 +291,7 @@ def _decimals(frame: pandas.DataFrame, name: str) -> int:
     if scale <= 0:
         return 0
     room = 3 - math.floor(math.log10(largest)) if largest > 0 else 2
-    return max(0, min(1 - math.floor(math.log10(scale)), room, 4))
+    return max(0, min(1 - math.floor(math.log10(scale)), room))
 
 
 def cells_of(summary: Summary) -> list[list[str]]:

@@ -177,8 +177,8 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
     tests, by = [name for name in table if name.startswith(TEST)], who(table)
     point = [*by, SEED, ENV_STEPS, UPDATES, FINAL]  # training on a data set counts only updates
-    table = table.drop_duplicates([*point, CELL], keep="last")
     table = table.assign(group=table.groupby(by, sort=False, dropna=False).ngroup())
+    table = table.drop_duplicates([*point, CELL], keep="last")
     final = table[table[FINAL].astype(bool)].drop_duplicates(["group", SEED, CELL], keep="last")
     if final.empty:
         raise ValueError("no policy of the study has been evaluated at the end of its training; let the study finish.")
