@@ -93,6 +93,37 @@ def test_what_was_measured_under_other_physics_ends_no_run_and_is_not_compared(
         run(trainer, env_config=moving, max_steps=1)
 
 
+def mark_best(trainer):
+    """Have what was measured so far be surpassed by nothing."""
+    for course in trainer.record.results._courses.values():
+        course.best = 1e9
+    if trainer.checkpoints.best is not None:
+        trainer.checkpoints.best["value"] = 1e9
+
+
+@pytest.mark.parametrize(
+    ("evaluates", "second"),
+    [("auto", {"steps_per_eval": 1}), ("auto", {"steps_per_eval": 1, "eval_env_config": LONG}), (False, {})],
+)
+def test_the_best_is_of_the_physics_from_the_reset_that_puts_them_in_force(evaluates, second, tmp_path):
+    """A run goes on under those of before until that reset, and had its best of them for good."""
+    saves = Checkpoints(tmp_path, best="returns/mean")
+    trainer = make(resets=2, checkpoints=saves, eval_env=evaluates, callbacks=[at_step(4, mark_best)])
+    run(trainer, env_config=LONG, max_steps=3)
+    run(trainer, env_config={}, max_steps=2, **second)
+    trained, evaluated = (trainer.record.results._courses.get(name) for name in ("returns/mean", EVALS))
+    assert (trained.best, trainer.checkpoints.best["steps"]) == (trained.last, 5)
+    assert evaluated is None or (evaluated.best == 1e9) == ("eval_env_config" in second)
+
+
+def test_a_loop_of_steps_has_the_best_of_its_present_physics():
+    trainer = make(resets=1, callbacks=[at_step(1, mark_best)])
+    for config in (LONG, {}):
+        trainer.step(env_config=config)
+    trained = trainer.record.results._courses["returns/mean"]
+    assert trained.best == trained.last
+
+
 @pytest.mark.parametrize(
     ("first", "second", "anew"),
     [("auto", Worth, True), ("auto", True, False), (Worth, Worth, False), ("auto", ..., False), ("auto", False, True)],

@@ -146,10 +146,8 @@ def flatten_params(name: str, value: Any) -> dict[str, Any]:
         for key, item in value.items():
             flat.update(flatten_params(f"{name}.{key}", item))
         return flat
-    if isinstance(value, type):
-        return {name: qualified_name(value)}
-    if isinstance(value, nn.Module):
-        return {name: qualified_name(type(value))}
+    if isinstance(value, type | nn.Module):
+        return {name: qualified_name(value if isinstance(value, type) else type(value))}
     plain = to_plain(own_values(value))  # a tuple, or NumPy's number, reads as it does once a file has had it
     return {name: value if plain is NOT_PLAIN else plain}
 

@@ -27,7 +27,6 @@ Over = Literal["policies", "cells"]
 RESAMPLES = 2000  # as in the profiles of Agarwal et al.
 _MAX_ELEMENTS = 4_000_000  # most scores to resample at once: 32 MB
 _MAX_POINTS = 500  # most points of a mean curve
-_MAX_DECIMALS: Final = 8  # numbers that need more are written as 1.234e-09
 
 
 class Estimate(NamedTuple):
@@ -271,7 +270,7 @@ def in_words(estimate: Sequence[float], decimals: int) -> str:
     value, low, _ = estimate
     if math.isnan(value):
         return "-"
-    fixed = decimals <= _MAX_DECIMALS and abs(value) < 1e15
+    fixed = decimals <= 8 and abs(value) < 1e15  # else 1.234e-09, or 1.234e+15
     shown, *ends = (f"{round(each, decimals) + 0.0:.{decimals}f}" if fixed else f"{each:.4g}" for each in estimate)
     return shown if math.isnan(low) else f"{shown} [{', '.join(ends)}]"
 

@@ -253,12 +253,12 @@ class Evaluations:
         """Whether evaluations, and training, keep their configuration; a function counts as the one until now."""
         trained, until_now, steered = self._algorithm.env, self.next_config, callable(env_config)
         training = until_now if env_config is None or steered else env_config
-        trains_alike = trained is None or _begins(until_now, trained) == _begins(training, trained)
+        trains_alike = trained is None or begins(until_now, trained) == begins(training, trained)
         if self.env_in_use is None or (steered and eval_config is None):
             return True, trains_alike
         before = inherited_config(self.runs_config(), self.num_envs)
         after = inherited_config(training, self.num_envs) if eval_config is None else eval_config
-        return _begins(before, self.env_in_use) == _begins(after, self.env_in_use), trains_alike
+        return begins(before, self.env_in_use) == begins(after, self.env_in_use), trains_alike
 
     def _checked(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -291,7 +291,7 @@ def values_under(config: Parsed, env: Env) -> dict[str, ParameterDistribution]:
     return {name: config.get(name, Constant((parameter.default,))) for name, parameter in env.parameters.items()}
 
 
-def _begins(config: Parsed, env: Env) -> dict[str, ParameterDistribution]:
+def begins(config: Parsed, env: Env) -> dict[str, ParameterDistribution]:
     """Return the value of each parameter of an environment; of a schedule its first point."""
     values = values_under(config, env).items()
     return {name: value.at(None) if isinstance(value, Scheduled) else value for name, value in values}

@@ -39,7 +39,7 @@ from rl8x.tracking.location import database_beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
-from rl8x.trainers.evaluation import Evaluations, values_under
+from rl8x.trainers.evaluation import Evaluations, begins, values_under
 from rl8x.trainers.resume import REMADE, Origin, handle_for, job, torch_generators
 from rl8x.trainers.rows import Results, counter_name
 from rl8x.trainers.run_state import RunState
@@ -296,8 +296,17 @@ class Record:
             current = env.parameter_state.current
             function, config = function if current.steered else None, current.config
         if (function, config) != (self.env_config_function, self._config):
+            old = None if function else self._config
+            if env is not None and old is not None and config is not None and begins(old, env) != begins(config, env):
+                is_apart = self.evaluations.env is None or self.evaluations.env_config is not None
+                self.measure_anew(evaluates_alike=is_apart, trains_alike=False)
             self.env_config_function, self._config = function, config
             self.update_params()
+
+    def measure_anew(self, *, evaluates_alike: bool, trains_alike: bool) -> None:
+        """Forget the best of metrics that are measured differently from here on."""
+        for each in (self.checkpoints, self.results):
+            each.forget_best(lambda name: not (evaluates_alike if name.startswith(keys.EVAL_PREFIX) else trains_alike))
 
     def update_params(self, *names: str) -> None:
         """Log params that are new or have changed; `names` limits them, none means all."""

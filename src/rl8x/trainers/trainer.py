@@ -368,8 +368,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         """Forget the latest evaluation, and the best of metrics that are measured differently from here on."""
         if not evaluates_alike:
             self.train_step.forget_evaluation()
-        for each in (self.checkpoints, self.record.results):
-            each.forget_best(lambda name: not (evaluates_alike if name.startswith(keys.EVAL_PREFIX) else trains_alike))
+        self.record.measure_anew(evaluates_alike=evaluates_alike, trains_alike=trains_alike)
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; return the last row if the run had already ended."""
