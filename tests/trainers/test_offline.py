@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.trainers.helpers import run
 
-from rl8x import BCConfig, Confirmed, HitsUpperBound, MemoryTracker, keys
+from rl8x import BCConfig, Confirmed, DQNConfig, HitsUpperBound, MemoryTracker, keys
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.replay.recording import record
 from rl8x.trainers import NonFiniteError, Trainer
@@ -54,6 +54,15 @@ def test_it_is_evaluated_in_an_environment_that_is_given(make):
     for other, message in ((Pendulum, "episodes that end|spaces"), (CartPoleInfinite, "never ends")):
         with pytest.raises(ValueError, match=message):
             make(eval_env=other)
+
+
+def test_a_description_names_no_copies_where_there_are_none(make):
+    config = DQNConfig(dataset=make().algorithm.config.dataset, batch_size=8, updates_per_step=1, device="cpu")
+    trainer = Trainer(config.build(), tracker=MemoryTracker())
+    run(trainer, max_steps=1)
+    described = trainer.tracker.description
+    assert f"seed `{trainer.algorithm.seed}`" in described
+    assert not any(name in described for name in ("num_envs", "horizon"))
 
 
 def test_an_update_that_is_not_finite_is_in_no_environment(make):

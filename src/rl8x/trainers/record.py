@@ -47,7 +47,6 @@ from rl8x.trainers.run_state import RunState
 RUN_FILE: Final = "run.yaml"
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 _MAX_LENGTH: Final = 600  # characters of one text in a description, which MLflow cuts at 8000
-_ALWAYS: Final = ("num_envs", "horizon", "seed")
 _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
 
 
@@ -400,9 +399,10 @@ class Record:
         """Return the size and the hyperparameters with other values than their defaults."""
         config, params = self.algorithm.config, self.algorithm.params
         fields, parts = {field.name: field for field in dataclasses.fields(config)}, list[str]()
-        for name in dict.fromkeys((*_ALWAYS, *fields)):
+        always = ("seed",) if self.algorithm.env is None else ("num_envs", "horizon", "seed")
+        for name in dict.fromkeys((*always, *fields)):
             value = getattr(config, name, None)
-            if name in fields and (name in _ALWAYS or value != default_of(fields[name])):
+            if name in fields and (name in always or value != default_of(fields[name])):
                 # A mapping is shown by its param if it has one: a teacher by its name, not its configuration.
                 value = params.get(name, value) if name == "seed" or isinstance(value, Mapping) else value
                 parts.append(f"{name} {_code(value.__name__ if isinstance(value, type) else value)}")
