@@ -109,6 +109,11 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
     PPOConfig(num_envs=4, device="cpu").build(lambda num_envs, **options: CartPole(num_envs, **options))
 
 
+def test_parameters_of_an_environment_are_no_arguments_of_its_class():
+    with pytest.raises(ValueError, match=r"CartPole takes .*'length'\. `env_config` sets its parameters\.$"):
+        PPOConfig(num_envs=4).build(CartPole, length=1.0)
+
+
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float64, "cpu"), (torch.float32, "meta")])
 def test_another_default_dtype_or_device_is_refused_in_a_line(dtype, device):
     trainer = Trainer(PPOConfig(**TINY, num_envs=2).build(CartPole), tracker=NullTracker())

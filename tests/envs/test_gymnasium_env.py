@@ -357,6 +357,8 @@ def test_what_an_environment_needs_and_is_not_there_is_said_in_one_line(monkeypa
     def missing(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
 
+    with pytest.raises(ValueError, match="'HalfCheetah-v2' cannot be made: The mujoco v2 and v3 based environments"):
+        GymnasiumEnv("HalfCheetah-v2", num_envs=2)
     monkeypatch.setattr(gymnasium, "make_vec", missing)
     with pytest.raises(ValueError, match="'LunarLander-v3' cannot be made: Box2D is not installed"):
         GymnasiumEnv("LunarLander-v3", num_envs=2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any, ClassVar, Final, Self
@@ -191,7 +189,6 @@ class OnlineConfig(AlgorithmConfig):
             return env, None
         factory = env_maker(env, env_kwargs, trust=True)  # names from files never get here
         check_training(self, factory.func, device)
-        _check_call(env, factory)
         made_env = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made_env, Env):
             raise TypeError(
@@ -218,17 +215,3 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         )
     if env.device.type != device.type:
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
-
-
-def _check_call(env: EnvLike, factory: functools.partial[Env]) -> None:
-    """Raise if a function cannot be called like a factory of environments."""
-    if isinstance(env, str) or inspect.isclass(env):
-        return
-    try:
-        inspect.signature(factory.func).bind(*factory.args, 1, device=None, seed=0, **factory.keywords)
-    except TypeError as error:
-        raise TypeError(
-            f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "
-            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
-            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
-        ) from None

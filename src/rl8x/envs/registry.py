@@ -112,8 +112,8 @@ def env_maker(env: object, arguments: Mapping[str, Any] = MappingProxyType({}), 
         A maker, which is called with the number of copies, and `device` and `seed` by name.
 
     Raises:
-        ValueError: If nothing is known or importable by that name.
-        TypeError: If it makes no environments, or lacks an argument.
+        ValueError: If nothing is known or importable by that name, or it takes no such argument.
+        TypeError: If it makes no environments, lacks an argument, or cannot be called like that.
     """
     for name in ("num_envs", "device", "seed"):
         if name in arguments:
@@ -197,19 +197,33 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
         given, keywords = [*maker.args, *given], {**before, **keywords}
         maker = maker.func
     try:
-        parameters = inspect.signature(maker).parameters
+        signature = inspect.signature(maker)
     except (TypeError, ValueError):  # some functions in C have none
         return EnvMaker(maker, *given, **keywords)
-    names = [*parameters]
-    for name in names[len(given) : names.index("num_envs")] if "num_envs" in parameters else ():
+    names, called = [*signature.parameters], getattr(maker, "__name__", repr(maker))
+    for name in names[len(given) : names.index("num_envs")] if "num_envs" in names else ():
         if name not in keywords:
-            called = getattr(maker, "__name__", repr(maker))
             raise TypeError(
                 f"{called} is missing an argument: give {name!r} too, as in build({called}, {name}=...) or on the "
                 f"command line --env-kwargs '{{{name}: ...}}'."
             )
         given.append(keywords.pop(name))
-    return EnvMaker(maker, *given, **keywords)
+    made = EnvMaker(maker, *given, **keywords)
+    try:
+        signature.bind(*made.args, 1, device=None, seed=0, **made.keywords)
+    except TypeError as error:
+        takes, physics = dict.fromkeys((*names, OBSERVE)), getattr(maker, "parameters", None)
+        unknown = made.keywords.keys() - takes
+        if unknown:
+            is_physics = isinstance(physics, dict) and unknown <= physics.keys()
+            hint = " `env_config` sets its parameters." if is_physics else ""
+            raise ValueError(f"env_kwargs: {called} takes {', '.join(takes)}; {error}.{hint}") from None
+        raise TypeError(
+            f"{called} is called with the number of copies, `device=` and `seed=`, to make environments for training "
+            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
+            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
+        ) from None
+    return made
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:

@@ -244,7 +244,9 @@ def _from_id(
         hint = did_you_mean(unknown[1], known)
         takes = f" It takes {', '.join(known)}." if known else ""
         raise ValueError(f"{name!r} takes no argument {unknown[1]!r}.{hint}{takes}") from error
-    except gymnasium.error.Error as error:
+    except (gymnasium.error.Error, ImportError) as error:
+        if getattr(error, "name", None) is not None:  # what the environment itself imports is not there
+            raise
         # Gymnasium's own messages are good, except for unknown ids, and malformed ones, which are a plain Error.
         if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
             raise ValueError(f"{name!r} cannot be made: {error}") from error
