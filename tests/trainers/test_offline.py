@@ -25,7 +25,10 @@ def test_what_needs_an_environment_is_refused_before_the_first_step(make):
         ({"steps_per_eval": 1}, "there is nothing to evaluate in: .* Give the trainer an `eval_env`"),
         ({"env_config": {"length": 1.0}}, "`env_config` would never apply: the algorithm trains without"),
         ({"eval_env_config": {"length": 1.0}}, "`eval_env_config` would never apply: give the trainer an `eval_env`"),
-        ({"stop_conditions": [HitsUpperBound("returns/mean", 1)]}, "Unknown metric 'returns/mean'"),
+        *(
+            ({"stop_conditions": [HitsUpperBound(name, 1)]}, f"Unknown metric '{name}'")  # it would wait for ever
+            for name in ("returns/mean", keys.ENV_STEPS, keys.ENV_EPISODES)
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             run(trainer, max_steps=1, **options)

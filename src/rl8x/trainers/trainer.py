@@ -54,8 +54,8 @@ AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = str | bool | Env | Callable[..., Env] | None
 _GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
-# Metrics of collecting, which algorithms without an environment do not have.
-_COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
+# Metrics of collecting, which algorithms without an environment do not have, or always as 0.
+_COLLECTED = {*keys.COLLECT_METRICS, keys.ENV_STEPS, keys.ENV_EPISODES, "profiling/env_steps_per_s"}
 _BEGUN: Final = ("run_id", "resume_handle")  # attributes of a tracker that has begun
 # Interval of checks for signals and time limits while waiting for programs.
 _SECONDS_PER_LOOK: Final = 0.2
