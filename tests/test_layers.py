@@ -20,9 +20,10 @@ _ROWS = re.findall(r"^\| L\d \| (.*?) \|", (ROOT / "docs" / "architecture.md").r
 LEVEL = {part: level for level, row in enumerate(_ROWS) for part in re.findall(r"`(\w+)`", row)}
 BESIDE: dict[str, set[str]] = {
     "disk": {"output"},
+    "names": {"output"},
     "plain": {"output"},
     "trusted": {"disk"},
-    "importing": {"trusted"},
+    "importing": {"names", "trusted"},
     "distributed": {"local_sockets"},
     "nn": {"models"},
     "distributions": {"models"},

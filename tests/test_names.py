@@ -9,10 +9,12 @@ import re
 import pytest
 from tests.pages import ROOT
 
-from rl8x import DQNConfig, PPOConfig, TD3Config
+from rl8x import DQNConfig, PPOConfig, SACConfig, TD3Config, keys
 from rl8x.cli.main import COMMANDS
+from rl8x.conditions.base import nearest_metrics
 from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
+from rl8x.envs import CartPole, Pendulum
 from rl8x.models import GRUModel, MLPModel
 from rl8x.names import NAMES, WORDS, check_arguments
 
@@ -44,6 +46,22 @@ def rows():
 
 
 ROWS = set(rows())
+BUILT = (
+    PPOConfig(num_envs=2).build(CartPole),
+    DQNConfig(num_envs=2).build(CartPole),
+    SACConfig(num_envs=2).build(Pendulum),
+)
+EVALUATED = (*keys.summary("returns"), *keys.summary("episodes/lengths"), "episodes/info/is_success/mean")
+METRICS = {*keys.TRAINER_METRICS, "losses/distillation", *(name for built in BUILT for name in built.metrics)}
+METRICS |= {"episodes/info/is_success/mean", *(keys.EVAL_PREFIX + name for name in EVALUATED)}
+
+
+def metric_rows():
+    """Metrics of other libraries, each with the one in its place in the right column."""
+    for page in sorted((ROOT / "docs").glob("coming-from-*.md")):
+        for line in page.read_text().partition("## Metrics")[2].partition("\n## ")[0].splitlines():
+            left, right = (re.findall(r"`(\w+/[\w/]+)`", cell) for cell in f"{line} | ".split(" | ")[:2])
+            yield from zip(left, right, strict=False)
 
 
 def test_the_table_says_what_the_pages_say():
@@ -56,8 +74,35 @@ def test_the_table_says_what_the_pages_say():
             assert plain == here or here in NAMES[plain], f"{name}: {here}"
 
 
+def test_metrics_of_other_libraries_are_answered_as_the_pages_have_them():
+    found = [(name, here) for name, here in metric_rows() if name not in METRICS and here in METRICS]
+    assert len(found) > 40
+    for name, here in found:
+        said = nearest_metrics(name, METRICS)
+        first = re.match(r" (?:It is '([^']+)' here\.|Nearest: ([^,.]+))", said)
+        assert first is not None, name
+        assert (first[1] or first[2]) in (here, "losses/total"), f"{name}: {said}"  # PPO's loss; DQN's is another
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("return", " Nearest: returns/mean, "),  # a quantity's mean, not another statistic of it
+        ("eval/return", " Nearest: eval/returns/mean, "),
+        ("returns/sdt", " Nearest: returns/mean, "),
+        ("return/std", " Nearest: returns/std, "),
+        ("mean_reward", " It is 'episodes/returns/mean' here."),
+        ("eval/mean_reward", " It is 'eval/returns/mean' here."),
+        ("kl", " Nearest: monitors/kl_div."),  # a part of a name
+        ("q9", " There are algorithm/collects, "),
+    ],
+)
+def test_metrics_that_are_near_are_means_of_the_same_source(name, here):
+    assert nearest_metrics(name, METRICS).startswith(here)
+
+
 def test_what_the_table_answers_exists():
-    others = {"shared", "initial_std", "activation", "hidden_sizes", "hidden_size", *COMMANDS}
+    others = {"shared", "initial_std", "activation", "hidden_sizes", "hidden_size", *COMMANDS, *METRICS, "returns/mean"}
     assert {here for names in NAMES.values() for here in names} <= FIELDS | others
     for model, arguments in ((MLPModel, ("shared", "activation", "hidden_sizes")), (GRUModel, ("hidden_size",))):
         check_arguments(model, dict.fromkeys(arguments), "model_config", num_positional=2)

@@ -33,8 +33,8 @@ from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.envs.parameters import parsed
 from rl8x.importing import import_named
 from rl8x.keys import ACTION_MASK
-from rl8x.models import GRUModel, MLPModel
-from rl8x.names import check_arguments
+from rl8x.models import GRUModel, MLPModel, Model
+from rl8x.names import check_arguments, class_named
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.recording import record
 from rl8x.schedules import Schedule
@@ -162,6 +162,7 @@ RUNS = [
     (r"stop_conditions\[1\]: unknown.*'plateau'", {"env": "A", "stop_conditions": [{"wall_time": 1}, {"platea": 2}]}),
     ("'env_cls' is another name of 'env', and both are given", {"env": "Pendulum", "env_cls": "CartPole"}),
 ]
+NETWORK = torch.nn.Sequential(torch.nn.Linear(2, 2))  # its repr has several lines
 # What other libraries call an option, which none has here.
 OPTIONS = [
     (r"^PPOConfig has no option 'learning_rate'\. It is 'lr' here\.", do(PPOConfig, learning_rate=1)),
@@ -172,8 +173,16 @@ OPTIONS = [
     (r"It is 'epsilon' here\.", do(PQNConfig, start_e=1)),
     (r'Here that is `model_config=\{"hidden_sizes": \[64, 64\]\}`\.', do(PPOConfig, net_arch=1)),
     (r'Here that is `HitsUpperBound\("env/steps", N\)` in `run\(', do(PPOConfig, total_timesteps=1)),
-    ("Nearest: num_envs, num_threads", do(PPOConfig, num_env=1)),
+    (r"no option 'num_env'\. Did you mean 'num_envs' or 'num_threads'", do(PPOConfig, num_env=1)),
+    (r"It is 'lr' here\.$", do(PPOConfig.preset, "rl8", learning_rate=1)),
+    (r"no option 'steps_per_eval'\. Here that is `run\(steps_per_eval=\.\.\.\)`\.$", do(PPOConfig, steps_per_eval=1)),
+    (r"Here that is `Trainer\(num_eval_envs=\.\.\.\)`\.$", do(PPOConfig, n_eval_episodes=1)),
     ("There are seed, device,", do(PPOConfig, qqq=1)),
+    ("^AlgorithmConfig, a base of configs such as PPOConfig, has no option", do(rl8x.AlgorithmConfig, num_envs=1)),
+    (
+        r"^`model` must be a name .*; got Sequential\(.*\)\.$",
+        do(class_named, "model", NETWORK, {"mlp": MLPModel}, Model, ""),
+    ),
     (
         "no argument 'hidden_sizes'.*It is 'hidden_size' here",
         lambda: check_arguments(GRUModel, {"hidden_sizes": 8}, "", num_positional=2),

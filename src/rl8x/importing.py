@@ -7,7 +7,6 @@ Modules that are imported already, and those of rl8x, torch and Gymnasium, need 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import importlib
 import importlib.util
@@ -21,6 +20,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
+from rl8x.names import did_you_mean
 from rl8x.trusted import is_changed, is_remembered, remember
 
 Trust: TypeAlias = bool | Collection[str]
@@ -150,9 +150,7 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
     module_name, _, name = path.rpartition(".")
     module = _import_module(module_name, path, trust)
     if not hasattr(module, name):
-        near = difflib.get_close_matches(name, dir(module), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
+        raise ValueError(f"module {module_name!r} has no {name!r}.{did_you_mean(name, dir(module))}")
     return getattr(module, name)
 
 

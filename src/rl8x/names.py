@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
+from rl8x.output import shown
+
 
 def did_you_mean(
     name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
@@ -38,7 +40,7 @@ def class_named(kind: str, spec: Any, builtin: Mapping[str, type[Any]], base: ty
             raise ValueError(unknown_name(kind, spec, builtin))
         return builtin[spec]
     if not inspect.isclass(spec) or not issubclass(spec, base):
-        raise TypeError(f"`{kind}` must be a name ({', '.join(builtin)}){others}; got {spec!r}.")
+        raise TypeError(f"`{kind}` must be a name ({', '.join(builtin)}){others}; got {shown(spec)}.")
     return spec
 
 
@@ -69,34 +71,35 @@ _STEPS: Final = (
 )
 _SIZES: Final = '`model_config={"hidden_sizes": [64, 64]}`'
 _SAVED: Final = "`Checkpoints(every_steps=...)`, in run files `checkpoints`"
-_DDPG: Final = "`TD3Config(num_critics=1, policy_delay=1, target_interval=1, target_noise=0.0)`"
 
 # Names in rl8x for names in other libraries: the first one that is legal in the context is meant.
 _NAMES: Final[dict[str, str]] = {
-    "learning_rate policy_lr q_lr": "lr",
-    "anneal_lr schedule": "lr_schedule",
+    "learning_rate policy_lr q_lr": "lr coefficients/lr",
+    "anneal_lr schedule learning_rate_scheduler": "lr_schedule",
     "n_steps": "n_step horizon",
     "estimation_step": "n_step",
-    "num_steps num_steps_per_env train_freq step_per_collect collection_step_num_env_steps": "horizon",
+    "num_steps num_steps_per_env train_freq step_per_collect collection_step_num_env_steps rollouts": "horizon",
     "n_envs num_train_envs num_training_envs training_num make_vec_env": "num_envs",
     "num_test_envs num_test_episodes test_step_num_episodes episode_per_test n_eval_episodes": "num_eval_envs",
     "eval_freq epoch_num_steps step_per_epoch": "steps_per_eval",
     "num_learning_iterations max_iterations": "max_steps",
-    "batch_size num_minibatches num_mini_batches": "sgd_minibatch_size batch_size",
-    "n_epochs update_epochs num_learning_epochs repeat_per_collect update_step_num_repetitions": "num_sgd_iters",
+    "batch_size num_minibatches num_mini_batches mini_batches": "sgd_minibatch_size batch_size",
+    "n_epochs update_epochs num_learning_epochs learning_epochs repeat_per_collect update_step_num_repetitions": (
+        "num_sgd_iters"
+    ),
     "discount_factor": "gamma",
-    "lam": "gae_lambda",
-    "clip_range clip_coef eps_clip": "clip_param",
+    "lam lmbda": "gae_lambda",
+    "clip_range clip_coef eps_clip ratio_clip clip_epsilon": "clip_param",
     "normalize_advantage norm_adv normalize_advantage_per_mini_batch": "normalize_advantages",
-    "ent_coef entropy_coef": "entropy_coeff alpha",
+    "ent_coef entropy_coef entropy_loss_scale": "entropy_coeff alpha coefficients/alpha",
     "autotune": "alpha",
-    "vf_coef value_loss_coef": "vf_coeff",
-    "target_kl": "target_kl_div",
+    "vf_coef value_loss_coef value_loss_scale": "vf_coeff",
+    "target_kl kl_threshold": "target_kl_div",
     "recompute_advantage recompute_adv": "recompute_advantages",
     "empirical_normalization obs_normalization actor_obs_normalization critic_obs_normalization": (
         "normalize_observations"
     ),
-    "learning_starts start_timesteps": "warmup_steps",
+    "learning_starts start_timesteps random_timesteps": "warmup_steps",
     "gradient_steps train_frequency update_per_step update_step_num_gradient_steps_per_sample": "updates_per_sample",
     "target_update_interval target_network_frequency target_update_freq": "target_interval",
     "exploration_initial_eps exploration_final_eps exploration_fraction start_e end_e": "epsilon epsilon_schedule",
@@ -131,10 +134,28 @@ _NAMES: Final[dict[str, str]] = {
     "env_id": "env",
     "learn": "train",
     "enjoy": "play",
+    # the last parts of metrics' names
+    "ep_rew_mean mean_reward episode_reward reward episodic_return": "episodes/returns/mean returns/mean",
+    "ep_len_mean mean_ep_length mean_episode_length episodic_length": "episodes/lengths/mean",
+    "total_timesteps": "env/steps",
+    "iterations": "algorithm/steps",
+    "fps sps total_fps": "profiling/env_steps_per_s",
+    "learning_time": "profiling/step_ms",
+    "approx_kl": "monitors/kl_div",
+    "clipfrac": "monitors/clip_frac",
+    "policy_gradient_loss policy_loss actor_loss surrogate": "losses/policy",
+    "value_loss value": "losses/vf",
+    "entropy_loss": "losses/entropy",
+    "loss": "losses/total losses/q",
+    "critic_loss td_loss": "losses/q",
+    "qf1_values qf2_values q_values": "monitors/q",
+    "ent_coef_loss": "losses/alpha",
+    "exploration_rate": "coefficients/epsilon",
+    "behavior": "losses/distillation",
 }
 # Answers if none of these is legal, and for names without a single equivalent.
 _WORDS: Final[dict[str, str]] = {
-    "total_timesteps max_epochs max_epoch": _STEPS,
+    "total_timesteps timesteps total_frames max_epochs max_epoch": _STEPS,
     "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens hidden_sizes": _SIZES,
     "layer_norm": '`model_config={"layer_norm": True}`',
     "activation_fn activation": '`model_config={"activation": "tanh"}`',
@@ -147,20 +168,13 @@ _WORDS: Final[dict[str, str]] = {
     "save_best_fn": '`Checkpoints(best="eval/returns/mean")`',
     "stop_fn": "`run(stop_conditions=[...])`",
     "callback": "`Trainer(callbacks=[...])`",
-    "verbose show_progress progress_bar": "`run(progress=...)`",
-    "capture_video": "`run(evals_per_film=...)`",
-    "num_learning_iterations max_iterations": "`run(max_steps=...)`",
-    "eval_freq epoch_num_steps step_per_epoch": "`run(steps_per_eval=...)`",
-    "num_test_envs num_test_episodes test_step_num_episodes episode_per_test n_eval_episodes": (
-        "`Trainer(num_eval_envs=...)`"
-    ),
     "reward_metric multi_agent_return_reduction": "`team_return` of an environment with several agents",
     "tensorboard_log logger": "`Trainer(tracker=...)`, MLflow by itself",
     "torch_deterministic": "nothing to set: the same seed on the same machine gives the same bits",
     "time_limit max_episode_steps": "an argument of the environment, such as `env_kwargs.time_limit=200`",
     "env_id env": "what `build` takes; the first word of `rl8x train CartPole-v1`",
     "a2c": "`PPOConfig(num_sgd_iters=1)` with one minibatch: PPO whose one update has A2C's gradient",
-    "ddpg": _DDPG,
+    "ddpg": "`TD3Config(num_critics=1, policy_delay=1, target_interval=1, target_noise=0.0)`",
     "qrdqn": "`DQNConfig(double=False, num_quantiles=200)`",
     "c51": "`DQNConfig(double=False, num_atoms=101, v_min=-100, v_max=100)`",
     "recurrentppo": '`PPOConfig(model="lstm")`',
@@ -168,6 +182,12 @@ _WORDS: Final[dict[str, str]] = {
     "cql": "offline DQN or SAC with `cql_coeff`",
     "trpo": "`PPOConfig`, the nearest that there is",
     "tqc crossq": "`SACConfig`, the nearest that there is",
+}
+# Where options are given that no config has.
+_PLACES: Final[dict[str, str]] = {
+    "env_config eval_env_config evals_per_film max_steps progress steps_per_eval": "run",
+    "eval_env num_eval_envs on_non_finite": "Trainer",
+    "experiment_name run_name": "MLflowTracker",
 }
 
 
@@ -199,7 +219,11 @@ def called_here(name: object, legal: Iterable[str], show: Callable[[str], str] =
     here = name_here(name, legal)
     if here is not None:
         return f" It is {show(here)} here."
-    words = WORDS.get(_plain(name)) or WORDS.get(_plain(name).replace("_", ""))
+    plain = _plain(name)
+    places = _single(_PLACES)
+    own = () if str(name).startswith("-") else (plain,)  # an option of the command line is said by click
+    calls = [f"`{places[each]}({each}=...)`" for each in NAMES.get(plain, own) if each in places]
+    words = WORDS.get(plain) or WORDS.get(plain.replace("_", "")) or "".join(calls)
     return f" Here that is {words}." if words else ""
 
 

@@ -101,7 +101,7 @@ BAD_PASSWORD = "tracking_uri {} cannot be read: percent-encode its password ('/'
 REFUSED = {
     **dict.fromkeys(("sqlite://", "sqlite:///", "sqlite:///:memory:"), "must name a file"),
     **dict.fromkeys(("./mlruns", "file:///tmp/mlruns", "/data/mlruns"), "(`mlflow migrate-filestore` moves old runs)"),
-    "htp://server": "did you mean http",
+    "htp://server": "Did you mean http",
     # A password that makes another address
     "http://me:p/w@host:5000": BAD_PASSWORD.format("http://me:***@host:5000"),
     "https://me:p#w@host": BAD_PASSWORD.format("https://me:***@host"),

@@ -82,6 +82,7 @@ LIST = "must be a list of names; got"
         ([declaring("score")], f"{LIST} 'score'"),
         ([declaring(name for name in ["score"])], f"{LIST} <generator"),  # which a look uses up
         (["score"], "A callback is called with"),
+        (Score(), r"`callbacks` must be a list of functions, \[\.\.\.\]; got <.*Score"),
     ],
 )
 def test_names_that_are_taken_or_no_names_are_refused(callbacks, message):
@@ -98,7 +99,7 @@ def test_callbacks_of_an_iterator_are_all_called():
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"scor": 1.0}, "returned 'scor', which its `metric_names` do not have. Nearest: score"),
+        ({"scor": 1.0}, "returned 'scor', which its `metric_names` do not have. Did you mean 'score'"),
         ({"returns/mean": 1.0}, "returned 'returns/mean'"),
         (3.0, "must return its metrics by name"),
         ({"score": "high"}, "'score' must be one number"),

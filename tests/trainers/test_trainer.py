@@ -117,7 +117,7 @@ EPISODIC = [  # options of a run, and what is said
     ({"env_config": lambda known: {"lenght": 1}}, "has no parameter 'lenght'"),
     ({"env_config": lambda known: {"length": 99}}, "must be in"),
     ({"env_config": lambda known: {"length": MOVES}}, "a function gives distributions that stand still"),
-    (follows("env/stepz"), r"`env_config\['length'\]` goes by the metric 'env/stepz', .* Did you mean 'env/steps'"),
+    (follows("env/stepz"), r"`env_config\['length'\]` goes by the metric 'env/stepz', .* Nearest: env/steps, "),
     (follows(EVALS), r"goes by 'eval/returns/mean', but this run makes no evaluations: give `steps_per_eval`"),
     (stops(HitsUpperBound("nothing", 1)), "Unknown metric 'nothing'"),
     (stops(HitsUpperBound("env/steps", 64) & ~Plateau(EVALS)), NO_EVALUATIONS),
@@ -159,7 +159,7 @@ def test_names_of_options_and_progress_are_checked_before_anything_is_made_and_w
     trainer = make(DiscreteDummy, trainer={"eval_env": False, "checkpoints": tmp_path / "run"})
     with pytest.raises(ValueError, match="`progress` must be one of"):
         trainer.run(max_steps=1, progress="loud")
-    with pytest.raises(ValueError, match="Nearest: max_steps"):
+    with pytest.raises(ValueError, match="Did you mean 'max_steps'"):
         trainer.check_run(max_step=3)
     trainer.check_run(max_steps=3, steps_per_eval=3)
     assert list(tmp_path.iterdir()) == []
@@ -332,7 +332,7 @@ WHOLE = "`num_eval_envs` must be a whole number, at least 1"
         (CartPole, "tracker", "mlruns", r"`tracker` must keep runs, .* got 'mlruns'"),
         (CartPole, "tracker", object(), r"got <object object at .*>, without location, .*finish\.$"),
         (CartPole, "checkpoints", 3, "`checkpoints` must be"),
-        (CartPole, "checkpoints", Checkpoints("x", best="eval/return/mean"), "Did you mean 'eval/returns/mean'"),
+        (CartPole, "checkpoints", Checkpoints("x", best="eval/mean_reward"), "It is 'eval/returns/mean' here"),
         (CartPole, "on_non_finite", "ignore", "must be one of 'stop', 'skip', 'rollback'; got 'ignore'"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import difflib
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from torch import nn
 from rl8x.distributed import ranks
 from rl8x.execution.execution import kept_generators
 from rl8x.importing import NOT_PLAIN, to_plain
-from rl8x.names import called_here
+from rl8x.names import did_you_mean
 from rl8x.output import shown
 from rl8x.plain import MAX_WHOLE, frozen, own_values
 
@@ -105,9 +104,10 @@ def _check_option(field: dataclasses.Field[Any], kind: str, value: Any) -> None:
     raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {shown(value)}.")
 
 
-def check_names(names: Iterable[str], config_class: type) -> None:
+def check_names(names: Iterable[str], config_class: type[Any]) -> None:
     """Raise a `ValueError` at the first name that is not a hyperparameter of a config class, with suggestions."""
-    check_names_in(names, [field.name for field in dataclasses.fields(config_class)], config_class.__name__)
+    owner = config_class.__name__ + ("" if config_class.algorithm else ", a base of configs such as PPOConfig,")
+    check_names_in(names, [field.name for field in dataclasses.fields(config_class)], owner)
 
 
 def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> None:
@@ -115,9 +115,8 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
     legal = list(legal)
     for name in names:
         if name not in legal:
-            near = difflib.get_close_matches(str(name), legal, n=3, cutoff=0.5)
-            listed = f" Nearest: {', '.join(near)}." if near else f" There are {', '.join(legal)}."
-            raise ValueError(f"{owner} has no option {name!r}.{called_here(name, legal) or listed}")
+            hint = did_you_mean(name, legal, most=3, cutoff=0.5) or f" There are {', '.join(legal)}."
+            raise ValueError(f"{owner} has no option {name!r}.{hint}")
 
 
 def ineffective_values(config: Any, reasons: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from rl8x import keys
+from rl8x.names import name_here
 from rl8x.output import shown
 
 Stats = Mapping[str, float]
@@ -233,7 +234,8 @@ class FromCallable(Condition, kind=""):
             if name in self._known if self._known is not None else name.startswith((keys.EVAL_PREFIX, "episodes/")):
                 self.missed = name
                 return None
-            raise ValueError(unknown_metric(name, repr(self), list(self._known or stats))) from error
+            hint = nearest_metrics(name, self._known or stats)
+            raise ValueError(f"Unknown metric {name!r} in {self!r}.{hint}") from error
 
     def own_state(self) -> dict[str, Any]:
         """Return no state, as `missed` belongs to one row."""
@@ -387,20 +389,22 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__qualname__}")
 
 
-def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
+def check_names(conditions: Iterable[Condition], known: Collection[str]) -> None:
     """Raise `ValueError` for the first condition on a metric that is not `known`, and name the nearest known ones."""
-    names = list(known)
     for condition in conditions:
-        for name in sorted(condition.metric_names):
-            if name not in names:
-                raise ValueError(unknown_metric(name, repr(condition), names))
+        for name in sorted({*condition.metric_names}.difference(known)):
+            raise ValueError(f"Unknown metric {name!r} in {condition!r}.{nearest_metrics(name, known)}")
 
 
-def unknown_metric(name: str, condition: str, known: list[str]) -> str:
-    """Return the message that a condition reads an unknown metric, with the nearest known ones."""
-    # Prefer metrics with the same statistic, such as `/mean`, and of the same source, evaluation or training.
-    statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
-    alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]
-    near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
-    listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
-    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."
+def nearest_metrics(name: str, known: Iterable[str]) -> str:
+    """Return " It is 'this' here." for another library's metric, else " Nearest: " and up to three known metrics."""
+    last, is_evaluated = name.rpartition("/")[2], name.startswith(keys.EVAL_PREFIX)
+    others = {"min", "max", "std"} - {last}  # of a quantity its mean is meant, unless the name says otherwise
+    legal = sorted(each for each in known if each.rpartition("/")[2] not in others)
+    alike = [each for each in legal if each.startswith(keys.EVAL_PREFIX) == is_evaluated]
+    here = name_here(last, [each.removeprefix(keys.EVAL_PREFIX) for each in alike])
+    if here is not None:
+        return f" It is {keys.EVAL_PREFIX * is_evaluated + here!r} here."
+    near = [each for group in (alike, legal) for each in difflib.get_close_matches(name, group, cutoff=0.4)]
+    listed = list(dict.fromkeys([*near, *(each for each in legal if last in each)]))[:3]
+    return f" Nearest: {', '.join(listed)}." if listed else f" There are {', '.join(legal[:8])} and others."

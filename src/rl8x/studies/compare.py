@@ -18,6 +18,7 @@ import pandas
 
 from rl8x import drawing, keys
 from rl8x.checkpoint import files
+from rl8x.conditions.base import nearest_metrics
 from rl8x.drawing import LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted, cut_apart, in_line, measured, percent, table, width_of
@@ -289,9 +290,8 @@ def compare(
     for name in (name for name in names if name not in set(points["metric"])):
         if histories[name]:
             raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
-        known = sorted({metric for run in records for metric in run.metrics})
-        hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
-        raise ValueError(f"no run has the metric {name!r}.{hint}")
+        known = {metric for run in records for metric in run.metrics}
+        raise ValueError(f"no run has the metric {name!r}.{nearest_metrics(name, known)}")
     by = tuple(param_name(name, records) for name in group_by)
     comparison = Comparison(tuple(records), names, points, by, grouped_runs(records, by), minimize, level)
     if output is not None:

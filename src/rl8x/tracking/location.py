@@ -7,7 +7,6 @@ address is used only if the user has named it too, since requests carry the user
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from rl8x.names import did_you_mean
 from rl8x.tracking.private import decodes_paths, is_set_in_process, sqlite_uri
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
@@ -115,9 +115,8 @@ def locate(tracking_uri: str | None = None) -> Location:
         )
     known = {*_SQL, *_REMOTE, "uc", *(point.name for point in entry_points(group="mlflow.tracking_store"))}
     if base not in known:
-        near = difflib.get_close_matches(base, known, n=2)
-        hint = f"; did you mean {' or '.join(near)}" if near else ""
-        raise TrackingError(f"tracking_uri has the unknown scheme {base!r}; legal: {', '.join(sorted(known))}{hint}")
+        hint = did_you_mean(base, known, most=2, show=str)
+        raise TrackingError(f"tracking_uri has the unknown scheme {base!r}; legal: {', '.join(sorted(known))}.{hint}")
     _check_password(uri, base)
     return Location(uri)
 

@@ -16,11 +16,11 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, read
 from rl8x.checkpoint.manager import CheckpointManager
+from rl8x.conditions.base import nearest_metrics
 from rl8x.distributed import ranks
 from rl8x.drawing import LIGHT, draw_panels, finite_curve
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config, parsed
-from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.policy import Policy
 from rl8x.randomization.distributions import PerCopy
@@ -279,8 +279,8 @@ class Shows:
         histories = {name: points for name, points in found.items() if np.isfinite(points[1]).any()}
         for name in metrics:
             if name not in histories:
-                known = sorted(self.metric_names)
-                hint = did_you_mean(name, known) if name not in known else " It has no value yet."
+                known = self.metric_names
+                hint = " It has no value yet." if name in known else nearest_metrics(name, known)
                 raise ValueError(f"this run has no metric {name!r}.{hint}")
         panels = named or [group for group in _CURVES if histories.keys() & set(group.values())][:1]
         if not panels:

@@ -12,12 +12,11 @@ from rl8x import keys
 from rl8x.checkpoint import CheckpointError
 from rl8x.checkpoint.files import SavedRun
 from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Not, Or, WallTime, to_spec
-from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, parts
+from rl8x.conditions.base import FromCallable, as_conditions, check_names, in_turn, named, nearest_metrics, parts
 from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions
 from rl8x.envs.parameters import function_form, function_name, plain
 from rl8x.importing import Trust
-from rl8x.names import did_you_mean
 from rl8x.plain import thawed
 from rl8x.trainers.ranks import SignalGuard
 from rl8x.trainers.rows import ProgressReporter, TrainStats
@@ -111,7 +110,7 @@ class RunState:
             if metric not in known:
                 raise ValueError(
                     f"`env_config[{parameter!r}]` goes by the metric {metric!r}, which no row will have."
-                    f"{did_you_mean(metric, known)}"
+                    f"{nearest_metrics(metric, known)}"
                 )
             if metric not in evaluated and self._lacks(metric):
                 raise ValueError(f"`env_config[{parameter!r}]` goes by {metric!r}, but {_GIVE}")

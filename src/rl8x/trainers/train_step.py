@@ -6,7 +6,6 @@ with the other statistics. The tensors themselves are searched only if a count i
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import time
@@ -25,6 +24,7 @@ from rl8x.algorithms.horizons import COLLECTED
 from rl8x.checkpoint.tree import clone
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import AnyEnvConfig
+from rl8x.names import did_you_mean
 from rl8x.output import shown
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking.protocol import legal_name, metric_value
@@ -311,6 +311,8 @@ def declared_by(callbacks: Iterable[Callback]) -> set[str]:
 
 def checked_callbacks(callbacks: Iterable[Callback], known: Collection[str]) -> tuple[Callback, ...]:
     """Return callbacks as a tuple; raise if one is not callable, or declares an illegal or taken metric name."""
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"`callbacks` must be a list of functions, [...]; got {shown(callbacks)}.")
     callbacks = tuple(callbacks)
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
@@ -354,9 +356,8 @@ def returned_metrics(
         )
     for name in returned:
         if name not in declared and name not in evaluated:
-            near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
-            lacking = f"which its `metric_names` do not have. Nearest: {', '.join(near)}"
-            raise ValueError(f"The callback {called} returned {name!r}, {lacking}.")
+            lacking = f"which its `metric_names` do not have.{did_you_mean(name, declared, cutoff=0.0)}"
+            raise ValueError(f"The callback {called} returned {name!r}, {lacking}")
     return measured | {name: metric_value(name, value) for name, value in returned.items()}
 
 

@@ -20,13 +20,13 @@ from rl8x.checkpoint.files import checked_state
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.tree import RANKS, num_ranks, of_rank
 from rl8x.conditions import Condition
+from rl8x.conditions.base import nearest_metrics
 from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
-from rl8x.names import did_you_mean
 from rl8x.output import counted, described, shown
 from rl8x.plain import own_values
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
@@ -132,7 +132,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         self.record = Record(algorithm, self.tracker, self.checkpoints, made, self.evaluations)
         best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
-            near = did_you_mean(best, self.metric_names)
+            near = nearest_metrics(best, self.metric_names)
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin = Origin()
