@@ -143,6 +143,7 @@ OVERRIDES = {
 }
 PATHS = {
     "nowhere_at_all.Env": "No module named 'nowhere_at_all'.*working directory",
+    "__main__.Net": "module '__main__' has no 'Net'. It stood in the script that ran then: define it in",
     "rl8x.keys.OBSS": "module 'rl8x.keys' has no 'OBSS'. Did you mean 'OBS'",
     "Env": r"looks like package\.module\.Name; got 'Env'",
     "os.system('ls')": r"looks like package\.module\.Name",

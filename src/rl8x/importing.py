@@ -150,7 +150,9 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
     module_name, _, name = path.rpartition(".")
     module = _import_module(module_name, path, trust)
     if not hasattr(module, name):
-        raise ValueError(f"module {module_name!r} has no {name!r}.{did_you_mean(name, dir(module))}")
+        of_script = " It stood in the script that ran then: define it in this one, or in a module that both import."
+        hint = of_script if module_name == "__main__" else did_you_mean(name, dir(module))
+        raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
     return getattr(module, name)
 
 
