@@ -328,6 +328,7 @@ WHOLE = "`num_eval_envs` must be a whole number, at least 1"
         (DiscreteDummy, "eval_env", True, "never ends"),
         (DiscreteDummy, "eval_env", CartPole(4), "must have the training environment's spaces"),
         (TRAINED_IN, "eval_env", TRAINED_IN, "`eval_env` is the CartPole that is trained in, and evaluations would"),
+        (CartPole, "eval_env", lambda num_envs, **options: object(), "must make an rl8x Env; it made object"),
         *[(CartPole, "num_eval_envs", copies, WHOLE) for copies in (0, -3, 2.5, True, "4")],
         (CartPole, "tracker", "mlruns", r"`tracker` must keep runs, .* got 'mlruns'"),
         (CartPole, "tracker", object(), r"got <object object at .*>, without location, .*finish\.$"),

@@ -190,11 +190,6 @@ class OnlineConfig(AlgorithmConfig):
         factory = env_maker(env, env_kwargs, trust=True)  # names from files never get here
         check_training(self, factory.func, device)
         made_env = factory(self.num_envs, device=device, seed=seed)
-        if not isinstance(made_env, Env):
-            raise TypeError(
-                f"{env!r} must make an rl8x Env; it made {type(made_env).__name__}. Let GymnasiumEnv make the "
-                "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
-            )
         check_training(self, made_env, device)
         if isinstance(self.num_envs, Default) and steps_one_by_one(factory) and ranks().is_first:
             name = next((word for word in (env, *factory.args) if isinstance(word, str)), type(made_env).__name__)

@@ -65,8 +65,13 @@ class EnvMaker(functools.partial[Env]):
         if options.get("seed") is not None and not getattr(self.func, "__module__", "").startswith("rl8x."):
             options["seed"] = narrow_seed(options["seed"])
         env = self.func(*thawed(self.args), *args, **{**thawed(self.keywords), **options})
+        if not isinstance(env, Env):
+            raise TypeError(
+                f"{getattr(self.func, '__qualname__', self.func)} must make an rl8x Env; it made {type(env).__name__}. "
+                "Let GymnasiumEnv make the copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
+            )
         mode = self.shown.get(OBSERVE, "none")
-        if mode == "none" or not isinstance(env, Env):
+        if mode == "none":
             return env
         try:
             return ObservedParameters(env, mode)
@@ -248,11 +253,10 @@ def describe(name: str) -> str:
         name: What `rl8x train` takes: a built-in name, a Gymnasium id, or a dotted path to a class. Its code runs.
 
     Raises:
-        ValueError: If there is no such environment, or it is not an rl8x environment.
+        ValueError: If there is no such environment.
+        TypeError: If it is not an rl8x environment.
     """
     env = env_maker(name, trust=True)(1, seed=0)
-    if not isinstance(env, Env):
-        raise ValueError(f"{name!r} makes {type(env).__name__}, which is no rl8x Env.")
     copies = copies_of(env.vector_env) if isinstance(env, GymnasiumEnv) else ()
     source = type(copies[0].unwrapped) if copies else type(env)
     # The docstring, or only its first section if it has sections, as Gymnasium's do.

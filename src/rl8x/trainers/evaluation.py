@@ -21,6 +21,7 @@ from rl8x.conditions.kinds import is_collected
 from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker, validate
 from rl8x.envs.base import MAX_EVAL_ENVS
+from rl8x.envs.checks import is_vectorised
 from rl8x.envs.parameters import (
     AnyEnvConfig,
     Parsed,
@@ -356,6 +357,8 @@ def _own_env(
     if num_eval_envs is not None:
         num_eval_envs = checked_number(num_eval_envs, "num_eval_envs", least=1, whole=True)
     trained, policy = algorithm.env, algorithm.policy
+    if is_vectorised(eval_env) and not isinstance(eval_env, Env):
+        eval_env = GymnasiumEnv(eval_env, device=algorithm.device, seed=part_seed(algorithm.seed, "eval_env"))
     given, auto = isinstance(eval_env, Env), isinstance(eval_env, str) and eval_env == "auto"
     of_training = auto or eval_env is True
     if given and eval_env is trained:
@@ -363,6 +366,9 @@ def _own_env(
             f"`eval_env` is the {type(trained.unwrapped).__name__} that is trained in, and evaluations would cut its "
             "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
+    if given and num_eval_envs not in (None, eval_env.num_copies * ranks().size):
+        copies = f"the `eval_env` given has {eval_env.num_copies} copies"
+        raise ValueError(f"`num_eval_envs` is {num_eval_envs}, but {copies}. Make them equal, or leave out the number.")
     if eval_env is None or eval_env is False or (auto and (trained is None or not trained.episodic)):
         return None, algorithm.env_factory
     factory = None if given else algorithm.env_factory if of_training else env_maker(eval_env)

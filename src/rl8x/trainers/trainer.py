@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, refuse_torch_modes
+from rl8x.algorithms.config import EnvLike
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.files import checked_state
@@ -24,7 +25,6 @@ from rl8x.conditions.base import nearest_metrics
 from rl8x.config.files import unwritable, unwritable_in
 from rl8x.config.spec import RunOptions, RunSpec, TrainerSpec
 from rl8x.distributed import ranks
-from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig, followed_in, parsed
 from rl8x.execution.compiler import compiler
 from rl8x.output import counted, described, shown
@@ -52,7 +52,7 @@ from rl8x.trainers.train_step import Callback, OnNonFinite, TrainStep, callback_
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
-EvalEnv = str | bool | Env | Callable[..., Env] | None
+EvalEnv = EnvLike | bool | None
 _GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
 # Metrics of collecting, which algorithms without an environment do not have, or always as 0.
 _COLLECTED = {*keys.COLLECT_METRICS, keys.ENV_STEPS, keys.ENV_EPISODES, "profiling/env_steps_per_s"}
