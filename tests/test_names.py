@@ -16,7 +16,7 @@ from rl8x.config import algorithm_configs
 from rl8x.config.spec import FIELDS as RUN_KEYS
 from rl8x.envs import CartPole, Pendulum
 from rl8x.models import GRUModel, MLPModel
-from rl8x.names import NAMES, WORDS, check_arguments
+from rl8x.names import NAMES, WORDS, check_arguments, did_you_mean
 
 FIELDS = {*RUN_KEYS} | {each.name for config in algorithm_configs().values() for each in dataclasses.fields(config)}
 # Names that `renamed` of a run file understands, and what is no option.
@@ -64,6 +64,13 @@ def metric_rows():
             yield from zip(left, right, strict=False)
 
 
+def is_alike(plain: str, here: str) -> bool:
+    """Whether each config that has an option finds it by the spelling of another name."""
+    configs = [[field.name for field in dataclasses.fields(each)] for each in algorithm_configs().values()]
+    hints = [did_you_mean(plain, legal, most=3, cutoff=0.5) for legal in configs if here in legal]
+    return bool(hints) and all(hint.startswith(f" Did you mean {here!r}") for hint in hints)
+
+
 def test_the_table_says_what_the_pages_say():
     assert len(ROWS) > 60
     assert {("learning_rate", "lr"), ("--num-steps", "horizon")} <= ROWS
@@ -71,7 +78,8 @@ def test_the_table_says_what_the_pages_say():
         plain = name.lstrip("-").replace("-", "_")
         here = SECOND.get(plain, here)
         if here is not None and plain not in NOT_ASKED and not (plain in FIELDS and plain not in NAMES):
-            assert plain == here or here in NAMES[plain], f"{name}: {here}"
+            answers = (plain, *NAMES.get(plain, ()), *re.findall(r"\w+", WORDS.get(plain, "")))
+            assert here in answers or is_alike(plain, here), f"{name}: {here}"
 
 
 def test_metrics_of_other_libraries_are_answered_as_the_pages_have_them():

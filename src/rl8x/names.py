@@ -72,7 +72,7 @@ _STEPS: Final = (
 _SIZES: Final = '`model_config={"hidden_sizes": [64, 64]}`'
 _SAVED: Final = "`Checkpoints(every_steps=...)`, in run files `checkpoints`"
 
-# Names in rl8x for names in other libraries: the first one that is legal in the context is meant.
+# Names in rl8x for names in other libraries that are not spelled alike: the first one that is legal is meant.
 _NAMES: Final[dict[str, str]] = {
     "learning_rate policy_lr q_lr": "lr coefficients/lr",
     "anneal_lr schedule learning_rate_scheduler": "lr_schedule",
@@ -90,39 +90,24 @@ _NAMES: Final[dict[str, str]] = {
     "discount_factor": "gamma",
     "lam lmbda": "gae_lambda",
     "clip_range clip_coef eps_clip ratio_clip clip_epsilon": "clip_param",
-    "normalize_advantage norm_adv normalize_advantage_per_mini_batch": "normalize_advantages",
     "ent_coef entropy_coef entropy_loss_scale": "entropy_coeff alpha coefficients/alpha",
     "autotune": "alpha",
     "vf_coef value_loss_coef value_loss_scale": "vf_coeff",
     "target_kl kl_threshold": "target_kl_div",
-    "recompute_advantage recompute_adv": "recompute_advantages",
-    "empirical_normalization obs_normalization actor_obs_normalization critic_obs_normalization": (
-        "normalize_observations"
-    ),
+    "critic_obs_normalization": "normalize_observations",
     "learning_starts start_timesteps random_timesteps": "warmup_steps",
     "gradient_steps train_frequency update_per_step update_step_num_gradient_steps_per_sample": "updates_per_sample",
     "target_update_interval target_network_frequency target_update_freq": "target_interval",
     "exploration_initial_eps exploration_final_eps exploration_fraction start_e end_e": "epsilon epsilon_schedule",
-    "action_noise": "exploration_noise",
     "policy_noise target_policy_noise": "target_noise",
-    "noise_clip": "target_noise_clip",
-    "policy_frequency": "policy_delay",
-    "n_critics": "num_critics",
-    "n_quantiles": "num_quantiles",
-    "n_atoms": "num_atoms",
     "gradient_length": "seq_len",
-    "loss_type": "loss",
     "policy_kwargs": "model_config",
     "policy actor critic rnn_type features_extractor_class": "model",
     "distribution_cfg": "distribution",
-    "optimizer_class": "optimizer",
     "optimizer_kwargs": "optimizer_config",
-    "activation_fn": "activation",
-    "lstm_hidden_size rnn_hidden_dim rnn_hidden_size": "hidden_size",
     "share_features_extractor": "shared",
     "net_arch hidden_dims actor_hidden_dims critic_hidden_dims hiddens hidden_size": "hidden_sizes",
     "hidden_sizes": "hidden_size",  # of another model
-    "init_std init_noise_std log_std_init": "initial_std",
     "cuda": "device",
     "check_for_nan": "on_non_finite",
     "torch_compile_mode": "execution",
@@ -184,7 +169,7 @@ _WORDS: Final[dict[str, str]] = {
     "tqc crossq": "`SACConfig`, the nearest that there is",
 }
 # Where options are given that no config has.
-_PLACES: Final[dict[str, str]] = {
+_PLACES: Final = {
     "env_config eval_env_config evals_per_film max_steps progress steps_per_eval": "run",
     "eval_env num_eval_envs on_non_finite": "Trainer",
     "experiment_name run_name": "MLflowTracker",
@@ -219,8 +204,7 @@ def called_here(name: object, legal: Iterable[str], show: Callable[[str], str] =
     here = name_here(name, legal)
     if here is not None:
         return f" It is {show(here)} here."
-    plain = _plain(name)
-    places = _single(_PLACES)
+    plain, places = _plain(name), _single(_PLACES)
     own = () if str(name).startswith("-") else (plain,)  # an option of the command line is said by click
     calls = [f"`{places[each]}({each}=...)`" for each in NAMES.get(plain, own) if each in places]
     words = WORDS.get(plain) or WORDS.get(plain.replace("_", "")) or "".join(calls)

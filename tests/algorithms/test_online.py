@@ -110,7 +110,7 @@ def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
 
 
 def test_parameters_of_an_environment_are_no_arguments_of_its_class():
-    with pytest.raises(ValueError, match=r"CartPole takes .*'length'\. `env_config` sets its parameters\.$"):
+    with pytest.raises(ValueError, match=r"CartPole takes .*'length'\. `env_config` sets parameters\.$"):
         PPOConfig(num_envs=4).build(CartPole, length=1.0)
 
 

@@ -121,7 +121,7 @@ def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_
 
 def test_a_vector_environment_evaluates_in_all_of_its_copies():
     env = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
-    with pytest.raises(ValueError, match="`num_eval_envs` is 5, but the `eval_env` given has 3 copies"):
+    with pytest.raises(ValueError, match="`num_eval_envs` is 5, but the `eval_env` has 3 copies"):
         make("CartPole-v1", num_envs=2, trainer={"eval_env": env, "num_eval_envs": 5})
     trainer = make("CartPole-v1", num_envs=2, trainer={"eval_env": env})
     assert trainer.eval()["eval/episodes/ended"] == 3

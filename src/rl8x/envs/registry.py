@@ -60,7 +60,7 @@ class EnvMaker(functools.partial[Env]):
         """All keyword arguments."""
         return {**self.keywords, **self.shown}
 
-    def __call__(self, /, *args: Any, **options: Any) -> Any:
+    def __call__(self, /, *args: Any, **options: Any) -> Env:
         """Make an environment."""
         if options.get("seed") is not None and not getattr(self.func, "__module__", "").startswith("rl8x."):
             options["seed"] = narrow_seed(options["seed"])
@@ -220,8 +220,7 @@ def _with_arguments(maker: Callable[..., Any], arguments: Mapping[str, Any]) -> 
         takes, physics = dict.fromkeys((*names, OBSERVE)), getattr(maker, "parameters", None)
         unknown = made.keywords.keys() - takes
         if unknown:
-            is_physics = isinstance(physics, dict) and unknown <= physics.keys()
-            hint = " `env_config` sets its parameters." if is_physics else ""
+            hint = " `env_config` sets parameters." if isinstance(physics, dict) and unknown <= physics.keys() else ""
             raise ValueError(f"env_kwargs: {called} takes {', '.join(takes)}; {error}.{hint}") from None
         raise TypeError(
             f"{called} is called with the number of copies, `device=` and `seed=`, to make environments for training "
@@ -239,8 +238,7 @@ def make(name: str, num_envs: int, **kwargs: Any) -> Env:
         num_envs: Number of copies.
         kwargs: Further arguments of its constructor.
     """
-    made: Env = EnvMaker(resolve(name), **kwargs)(num_envs)
-    return made
+    return EnvMaker(resolve(name), **kwargs)(num_envs)
 
 
 # -- descriptions

@@ -367,8 +367,8 @@ def _own_env(
             "episodes. Pass another one, True for a copy, or False to evaluate in its horizons."
         )
     if given and num_eval_envs not in (None, eval_env.num_copies * ranks().size):
-        copies = f"the `eval_env` given has {eval_env.num_copies} copies"
-        raise ValueError(f"`num_eval_envs` is {num_eval_envs}, but {copies}. Make them equal, or leave out the number.")
+        copies = eval_env.num_copies
+        raise ValueError(f"`num_eval_envs` is {num_eval_envs}, but the `eval_env` has {copies} copies. Leave it out.")
     if eval_env is None or eval_env is False or (auto and (trained is None or not trained.episodic)):
         return None, algorithm.env_factory
     factory = None if given else algorithm.env_factory if of_training else env_maker(eval_env)
@@ -390,7 +390,7 @@ def _own_env(
 
 
 def _make_env(
-    algorithm: GenericAlgorithmBase[Any], factory: Any, num_eval_envs: int | None, *, must: bool
+    algorithm: GenericAlgorithmBase[Any], factory: Callable[..., Env] | None, num_eval_envs: int | None, *, must: bool
 ) -> Env | None:
     """Make an evaluation environment by a factory or by copying the training's; None if neither is possible."""
     trained, policy, seed = algorithm.env, algorithm.policy, part_seed(algorithm.seed, "eval_env")
@@ -400,8 +400,7 @@ def _make_env(
         trains = MAX_EVAL_ENVS if trained is None else trained.num_copies * ranks().size
         num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
         check_evaluation(num_envs, algorithm.device, policy.observation_space)
-        made: Env = factory(num_envs, device=algorithm.device, seed=seed)
-        return made
+        return factory(num_envs, device=algorithm.device, seed=seed)
     if trained is None:
         raise ValueError(
             "`eval_env=True` needs to make an environment, but the algorithm trains without one. Pass an instance, a "
