@@ -99,10 +99,11 @@ def check_finite(rows: Tree) -> None:
 
 
 def zeros(space: gymnasium.Space[Any], num: int, device: torch.device | None = None) -> Any:
-    """Return observations that are 0 everywhere, `[num, *obs]` or a dict of them."""
+    """Return observations of zeros, or of the first numbers of spaces that have a start, `[num, *obs]` or a dict."""
     if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return {name: zeros(part, num, device) for name, part in named_parts(space)}
-    return torch.zeros(num, *(space.shape or ()), dtype=torch_dtype(space), device=device)
+    lowest = torch.as_tensor(getattr(space, "start", 0), dtype=torch_dtype(space), device=device)
+    return lowest.expand(num, *(space.shape or ())).clone()
 
 
 def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None = None) -> tuple[Any, bool]:

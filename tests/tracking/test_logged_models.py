@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import requests
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from mlflow import MlflowClient
 from mlflow.pyfunc import load_model
 
@@ -117,6 +117,16 @@ def test_dicts_are_predicted_with_masks_and_memory_as_the_signature_says(logged)
         assert np.array_equal(found["actions/gear"], [0, 1, 2])
         assert np.allclose(found["actions/steer"], expected["steer"], atol=1e-6)
         memory = {name: found[f"next_{name}"] for name in memory}
+
+
+@pytest.mark.parametrize(
+    ("space", "first"),
+    [(Discrete(3, start=1), 1), (Discrete(2, start=-4), -4), (MultiDiscrete([2, 3], start=[5, 0]), [5, 0])],
+)
+def test_the_example_of_an_input_is_of_its_space(space, first):
+    parts = Dict({"lane": space, "x": OBS})
+    about = describe_model(Policy(parts, Discrete(2), model_config={"hidden_sizes": [8]}))
+    assert about["example"] == {"obs/lane": [first], "obs/x": [[0.0] * 4]}
 
 
 def test_requirements_are_pinned_and_nothing_is_pickled(logged):
