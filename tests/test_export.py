@@ -103,6 +103,19 @@ def test_a_critics_part_is_no_input(tmp_path):
     assert made.difference <= 1e-5
 
 
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_half_precision_is_normalised_as_any_other(format, tmp_path):
+    policy = Policy(
+        Box(-2.0, 2.0, (3,), np.float16), STEER, model_config={"hidden_sizes": []}, normalize_observations=True
+    )
+    policy.obs_moments.observe({"": 0.4 + 0.01 * torch.randn(99, 3)}, None)
+    assert export_policy(policy, tmp_path / f"policy.{format}").difference <= 1e-5
+    row = torch.tensor([[0.41, 0.39, 0.4]], dtype=torch.float16)
+    (moments,) = policy.obs_moments.values()
+    exact = (row.double() - moments.mean) / moments.std
+    assert torch.allclose(policy.model_inputs(row)[0].double(), exact, atol=1e-5)
+
+
 def test_a_policy_in_training_stays_as_it_is(tmp_path):
     policy = policy_of("mlp", "box")
     policy.autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # of a run in bf16

@@ -396,7 +396,7 @@ class ObsMoments(nn.ModuleDict):
 
         def normalized(name: str, part: Tensor) -> Tensor:
             moments = self.of_part(name)
-            return part if moments is None else moments.normalize(part, 10.0)
+            return part if moments is None else moments.normalize(part.float(), 10.0)
 
         if isinstance(obs, Tensor):
             return normalized("", obs)
