@@ -424,7 +424,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000007-step-7"]
 
 
-def test_the_best_of_a_run_that_saves_another_meanwhile_is_found(tmp_path, monkeypatch):
+@pytest.mark.parametrize("look", [1, 2])  # when it reads the newest, and after that, when it has listed all
+def test_the_newest_and_the_best_of_a_run_that_saves_another_meanwhile_are_found(look, tmp_path, monkeypatch):
     manager, looks, describes = opened(tmp_path, keep=1), [], files.describe
 
     def save(steps):
@@ -435,14 +436,14 @@ def test_the_best_of_a_run_that_saves_another_meanwhile_is_found(tmp_path, monke
 
     def slowly(path):
         looks.append(path)
-        if len(looks) == 2:  # after it has read the newest, and listed all
+        if len(looks) == look:
             save(2)
             assert not path.exists()
         return describes(path)
 
     save(1)
     monkeypatch.setattr(files, "describe", slowly)
-    assert find(tmp_path, best=True).path.name == "000002-step-2"
+    assert find(tmp_path, best=look == 2).path.name == "000002-step-2"
     manager.end()
 
 

@@ -256,7 +256,7 @@ def load_policy(source: str | Path | Checkpoint, *, device: str | None = None, t
         raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    return policy if device is None else policy.to(device)
+    return policy if device is None else policy.to(resolve_device(device))
 
 
 # -- finding one
@@ -278,12 +278,15 @@ def find(source: str | Path, *, auto: bool = False, best: bool = False) -> Check
         raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")
     if not files.is_place(path):
         path = _folder_of_run(str(source))
-    path = (files.listed(path) or [path])[-1]
+    newest = files.listed(path)[-1:]
+    path = newest[0] if newest else path
     try:
         if not os.path.isdir(path):
             raise CheckpointError(f"there is no checkpoint {path}")
         checkpoint = files.read(path)
     except CheckpointError as error:
+        if newest and not os.path.lexists(path):  # the run goes on, and has removed it
+            return find(source, auto=auto, best=best)
         other = next(files.good(path.parent, besides=path), None)
         if other is None or not auto:
             hint = "there is no good one beside it" if other is None else f"the newest good one is {other.path}"
