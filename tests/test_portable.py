@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from torch import Tensor
 
 from rl8x import Policy, TD3Config
 from rl8x.algorithms.teacher import Student
@@ -27,6 +28,7 @@ from rl8x.trees import flatten_tree
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(np.float32([-2, 0]), np.float32([2, 1]))
 SMALL = {"hidden_sizes": [8], "policy_gain": 1.0}
+MEMORIES = ["lstm", "gru", "attention"]
 
 
 def random_rows(num, seed=0):
@@ -185,6 +187,19 @@ def test_decisions_have_the_form_of_the_space():
     assert [part.shape for part in (actions[0], actions[1]["a"], actions[1]["b"])] == [(2,), (2, 2), (2, 2)]
 
 
+@pytest.mark.parametrize("model", [*MEMORIES, "mlp", "atoms"])
+def test_a_batch_may_be_empty_and_a_state_of_any_numbers(model):
+    policy = POLICIES["atoms"]() if model == "atoms" else Policy(VECTOR, STEER, model=model)
+    actions, state = policy.decide(random_rows(0))
+    assert actions.shape == (0, *policy.action_space.shape)
+    assert all(len(part) == 0 for part in state.values())
+    rows = random_rows(3)
+    state = policy.decide(rows).state
+    wanted = policy.decide(rows, state).actions
+    for form in (Tensor.double, Tensor.numpy, Tensor.tolist):
+        assert np.array_equal(policy.decide(rows, {name: form(part) for name, part in state.items()}).actions, wanted)
+
+
 def test_samples_follow_the_generator():
     policy = Policy(VECTOR, Discrete(4), model_config=SMALL)
     obs = np.repeat(random_rows(1), 4000, 0)
@@ -196,7 +211,7 @@ def test_samples_follow_the_generator():
     assert np.abs(shares - features.softmax(-1).detach().numpy().ravel()).max() < 0.04
 
 
-@pytest.mark.parametrize("model", ["lstm", "gru", "attention"])
+@pytest.mark.parametrize("model", MEMORIES)
 def test_memory_goes_on_until_an_episode_begins(model):
     config = {"window": 3, "width": 8} if model == "attention" else {"hidden_size": 8}
     policy = Policy(VECTOR, STEER, model=model, model_config={**config, "policy_gain": 1.0})

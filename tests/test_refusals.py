@@ -322,6 +322,10 @@ def recurrent():
     return Policy(VECTOR, X, model="gru", model_config=SMALL["gru"])
 
 
+def remembering(state):
+    return recurrent().decide([ROW], state)
+
+
 POLICIES = [
     *((says, do(Policy, spaces.Dict({"x": X, ACTION_MASK: mask}), actions)) for says, mask, actions in MASKS),
     *((says, do(Policy, critic_space(), THREE, model_config=config)) for says, config in SEEN),
@@ -343,7 +347,15 @@ POLICIES = [
         (r"`starts` must be one flag an observation, \[3\]; got", do(decide, [ROW] * 3, starts=starts))
         for starts in ([True], [True, False], True)
     ),
-    ("the state has no actor_h: give what the last decision returned", lambda: recurrent().decide([ROW] * 3, {})),
+    *(
+        ("the state has no `actor_h`: give what the last decision returned", do(remembering, state))
+        for state in ({}, {"h": [0.0]}, torch.zeros(1, 4), ([0], {}))
+    ),
+    *(
+        (r"the state `actor_h` of 1 observations must be shaped \[1, 4\]; got", do(remembering, {"actor_h": part}))
+        for part in (torch.zeros(2, 4), np.zeros((1, 3)), [0.0] * 4)
+    ),
+    ("the state `actor_h` must be numbers; got 'x'", do(remembering, {"actor_h": "x"})),
     (ACTING, lambda: recurrent().predict(ROW)),
     (ACTING, lambda: recurrent().predict(ROW, None, episode_start=True)),
     (r"^there is no file 'run' .*: rl8x.load_algorithm\('run'\).policy$", do(Policy.load, "run")),
@@ -363,16 +375,32 @@ class Plain(CartPole):
     draw = Env.draw
 
 
-def filmed(env, **options):
-    return film(Policy(Pendulum(1).single_observation_space, X), env, **options)
+def of_pendulum(function, env, *args, **options):
+    own = Pendulum(1)
+    return function(Policy(own.single_observation_space, own.single_action_space), env, *args, **options)
+
+
+filmed = functools.partial(of_pendulum, film)
 
 
 FILMS = [
     ("`episodes` must be a whole number, at least 1; got 0", lambda: filmed(Pendulum(1), episodes=0)),
     ("`columns` must be a whole number, at least 1; got 1.5", lambda: filmed(Pendulum(1), columns=1.5)),
-    ("`fps` must be a finite number; got inf", lambda: filmed(Pendulum(1), fps=math.inf)),
-    ("`fps` must be greater than 0; got -5", lambda: filmed(Pendulum(1), fps=-5)),
-    (r"for observations of Box\(\[3\], float32\); got Box\(\[4\]", lambda: filmed(CartPole(1))),
+    *(
+        (f"`fps` must be a finite number, at least 0.01; got {fps}", do(filmed, Pendulum(1), fps=fps))
+        for fps in (math.inf, -5, 1e-9)
+    ),
+    *(
+        (f"`seed` must be a whole number, at least 0.*; got {seed}", do(filmed, Pendulum(1), seed=seed))
+        for seed in (-1, 0.5, 2**64)
+    ),
+    *(
+        (
+            r"is for observations of Box\(\[-1.*; the environment has Box\(\[-4",
+            do(of_pendulum, function, CartPole(1), *args),
+        )
+        for function, *args in ((film,), (record, 8))
+    ),
     ("render_mode='rgb_array'", lambda: filmed(GymnasiumEnv("CartPole-v1", 1))),
     ("Plain cannot be rendered: give it a `draw`", lambda: filmed(Plain(1))),
     ("films are of a Policy in an Env; got None and .*Pendulum", lambda: film(None, Pendulum(1))),

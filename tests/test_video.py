@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from PIL import Image, ImageDraw
 from tests.probes import Steps
 
@@ -34,6 +34,23 @@ class Pictures(Steps):
 def policy_of(env):
     torch.manual_seed(0)
     return Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [4]})
+
+
+class InParts(CartPole):
+    """Observations whose parts are in another order than that of the names, in which files have them."""
+
+    single_observation_space = Dict([("z", CartPole.single_observation_space), ("a", Discrete(2))])
+
+    def observe(self, state, parameters):
+        return {"z": super().observe(state, parameters), "a": torch.zeros(self.num_envs, dtype=torch.int64)}
+
+
+def test_a_policy_from_a_file_is_filmed_as_before():
+    env = InParts(2, seed=0)
+    policy = policy_of(env)
+    read = Policy.from_bytes(policy.to_bytes())
+    assert list(read.observation_space) != list(env.single_observation_space)
+    assert film(read, env, max_steps=20).data == film(policy, env, max_steps=20).data
 
 
 def decoded(film):

@@ -33,7 +33,7 @@ from rl8x.disk import replace_synced
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.names import unknown_name
-from rl8x.policy import Policy
+from rl8x.policy import Policy, check_torch_defaults
 from rl8x.portable import zeros
 from rl8x.spaces import leaves, space_to_plain, torch_dtype
 from rl8x.trees import flatten_tree, unflatten_tree
@@ -133,6 +133,7 @@ def export_policy(
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"a Policy is exported, such as an algorithm's `policy`; got {policy!r:.200}.")
+    check_torch_defaults()
     target = Path(path)
     chosen = _format(target, format)
     if sampled and chosen == "safetensors":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from rl8x.disk import named_path, replace_synced
+from rl8x.distributed import resolve_device
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.execution.execution import kept_generators
 from rl8x.execution.private import tree_flatten, tree_unflatten
@@ -26,9 +27,11 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
 from rl8x.models.base import TrainingEffects, config_with_critic_obs
 from rl8x.names import resolved_arguments
+from rl8x.output import shown
 from rl8x.plain import own_values, thawed
 from rl8x.portable import SUFFIX, Decision, check_finite, policy_bytes, read_policy, to_elements, to_rows, zeros
 from rl8x.spaces import (
+    are_alike,
     check_mask,
     critic_only,
     map_spaces,
@@ -95,6 +98,17 @@ def training_mode(module: nn.Module) -> Iterator[None]:
         module.eval()
 
 
+def check_torch_defaults() -> None:
+    """Raise where torch makes tensors of another type than float32, or elsewhere than on the CPU."""
+    usual = torch.empty(0)
+    if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
+        raise ValueError(
+            f"torch makes tensors of {usual.dtype} on {usual.device}, but environments and policies are float32, "
+            "on the device that they are given: call torch.set_default_dtype(torch.float32) and "
+            "torch.set_default_device('cpu') first."
+        )
+
+
 class Policy(nn.Module):
     """Map observations to actions and values.
 
@@ -147,6 +161,7 @@ class Policy(nn.Module):
         hidden: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        check_torch_defaults()
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.observation_space = observation_space
         self.action_space = action_space
@@ -227,6 +242,22 @@ class Policy(nn.Module):
         if self.has_modes:
             return check_model(self.model, *self._example(seq_len))
         return TrainingEffects()
+
+    def check_fits(self, env: Any) -> None:
+        """Raise unless an environment has the policy's spaces, in which precisions of floats may differ.
+
+        Args:
+            env: The environment.
+
+        Raises:
+            ValueError: If one of its spaces is another.
+        """
+        for name, own, given in (
+            ("observations", self.observation_space, env.single_observation_space),
+            ("actions", self.action_space, env.single_action_space),
+        ):
+            if not are_alike(own, given):
+                raise ValueError(f"the policy is for {name} of {shown(own)}; the environment has {shown(given)}.")
 
     def show_params(self) -> None:
         """Let `act` return the distributions' parameters too, if there is a `kl` and they have a row for each copy."""
@@ -492,8 +523,9 @@ class Policy(nn.Module):
 
         Raises:
             ValueError: If an observation is not of the space, or not finite, as in training, or if `state` or `starts`
-                have another number of rows.
+                are of another shape.
         """
+        check_torch_defaults()
         device = self.device
         rows, batched = to_rows(self.seen_space, obs, device)
         check_finite(rows)
@@ -504,19 +536,20 @@ class Policy(nn.Module):
             if flags.numel() != num:
                 raise ValueError(f"`starts` must be one flag an observation, {[num]}; got {list(flags.shape)}.")
             begins |= flags.reshape(-1).bool()
-        memory = self.memory(num)
-        state = memory if state is None else state
-        if missing := [name for name in memory if name not in state]:
-            raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
-        for name, part in state.items():
-            if len(part) != num:
-                raise ValueError(f"the state `{name}` is of {len(part)} observations; got {num}.")
+        memory = dict(self.memory(num))
+        for name, part in () if state is None else memory.items():
+            if not isinstance(state, Mapping) or name not in state:
+                raise ValueError(f"the state has no `{name}`: give what the last decision returned, or None.")
+            memory[name] = as_tensor(state[name], device, name=f"the state `{name}`").to(part.dtype)
+            if memory[name].shape != part.shape:
+                needed, got = list(part.shape), list(memory[name].shape)
+                raise ValueError(f"the state `{name}` of {num} observations must be shaped {needed}; got {got}.")
         noise = None
         if not deterministic:
             size = (num, self.distribution.num_noise)
             noise = self.distribution.draw(size, generator=generator, device=device)
-        actions, state = self.choose(rows, state, begins, noise)
-        return Decision(to_elements(self.action_space, actions, batched=batched), state)
+        actions, memory = self.choose(rows, memory, begins, noise)
+        return Decision(to_elements(self.action_space, actions, batched=batched), memory)
 
     # -- in a file
 
@@ -582,7 +615,7 @@ class Policy(nn.Module):
                 f"there is no file {str(path)!r} that a policy's `save` wrote. For the policy of a run, by its name, "
                 f"ID or folder of checkpoints: rl8x.load_algorithm({str(path)!r}).policy"
             ) from None
-        return cls.from_bytes(content, str(path), trust=trust).to(device)
+        return cls.from_bytes(content, str(path), trust=trust).to(resolve_device(device))
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:

@@ -80,7 +80,7 @@ class GreedyInMeans(EpsilonGreedy):
 
     def outputs(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the outputs that represent each action's return, `[..., num_actions, num_outputs]`."""
-        outputs = features.reshape(*features.shape[:-1], -1, self.num_outputs)
+        outputs = features.reshape(*features.shape[:-1], features.shape[-1] // self.num_outputs, self.num_outputs)
         if not self.dueling:
             return outputs
         among = None if mask is None else mask.unsqueeze(-2)

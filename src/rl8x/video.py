@@ -45,9 +45,9 @@ from rl8x.output import in_line
 from rl8x.plain import checked_number
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import Moment, play_episodes
-from rl8x.spaces import describe_space
 
 _FORMATS: Final = (".gif", ".mp4")
+LEAST_FPS: Final = 0.01
 _MAX_FPS: Final = 30.0  # at higher rates frames are left out
 _LAST_S: Final = 1.0  # how long the last frame of an episode is shown
 _MAX_WIDTH: Final = 960  # of several copies side by side, if they draw themselves
@@ -120,7 +120,6 @@ def film(
     fps: float | None = None,
     deterministic: bool = True,
     seed: int = 0,
-    state_reset_every: int = 0,
 ) -> Film:
     """Play episodes one after the other in every copy of an environment, and film them.
 
@@ -136,10 +135,10 @@ def film(
         columns: Copies in a row of the picture, at least 1; None chooses a number.
         captions: Whether parameters, steps and returns are written above and below.
         max_steps: Maximum steps of an episode, at least 1; None is 1,000, or 200 if the task has no end.
-        fps: Steps of the environment a second, > 0; None is its own rate, else 30. Above 30 frames are left out.
+        fps: Steps of the environment a second, at least 0.01; None is its own rate, else 30. Above 30 some frames are
+            left out.
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
-        state_reset_every: Steps between resets of the policy's state, for tasks that never end; 0 is never.
 
     Returns:
         The film, with the returns and lengths of its episodes.
@@ -159,14 +158,10 @@ def film(
     for name, count in counts.items():
         if count is not None:
             checked_number(count, name, least=1, whole=True)
-    if fps is not None and not checked_number(fps, "fps") > 0:
-        raise ValueError(f"`fps` must be greater than 0; got {fps!r}.")
-    for name, own, given in (
-        ("observations", policy.observation_space, env.single_observation_space),
-        ("actions", policy.action_space, env.single_action_space),
-    ):
-        if describe_space(own) != describe_space(given):
-            raise ValueError(f"the policy is for {name} of {describe_space(own)}; got {describe_space(given)}.")
+    checked_number(seed, "seed", least=0, whole=True)
+    if fps is not None:
+        checked_number(fps, "fps", least=LEAST_FPS)
+    policy.check_fits(env)
     rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
     every = max(1, math.ceil(rate / _MAX_FPS))
     ends: list[Moment] = []
@@ -174,8 +169,8 @@ def film(
     def all_frames() -> Iterator[Picture]:
         for episode in range(episodes):
             first_seed = seed + episode * env.num_copies  # copy i of a simulator has the seed + i
-            options: Any = {"deterministic": deterministic, "seed": first_seed, "state_reset_every": state_reset_every}
-            options |= {"max_steps": max_steps, "awaited": shown, "env_config": env_config}
+            options: Any = {"deterministic": deterministic, "seed": first_seed, "env_config": env_config}
+            options |= {"max_steps": max_steps, "awaited": shown}
             played = play_episodes(policy, env, **options)
             camera, frame = Camera(env, shown=shown, columns=columns, captions=captions), None
             for step, moment in enumerate(played):

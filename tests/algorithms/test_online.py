@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from rl8x import NullTracker, Trainer
+from rl8x import NullTracker, Policy, Trainer
 from rl8x.algorithms import (
     AlgorithmConfig,
     DQNConfig,
@@ -26,6 +26,7 @@ from rl8x.cli.main import main
 from rl8x.cli.options import read_run
 from rl8x.config import RunSpec
 from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.export import export_policy
 from rl8x.rollouts.statistics import Stats
 
 
@@ -119,6 +120,9 @@ def test_another_default_dtype_or_device_is_refused_in_a_line(dtype, device):
     trainer = Trainer(PPOConfig(**TINY, num_envs=2).build(CartPole), tracker=NullTracker())
     algorithm, build = trainer.algorithm, functools.partial(PPOConfig(num_envs=4, device="cpu").build, CartPole)
     calls = [build, algorithm.collect, algorithm.step, trainer.step, trainer.eval, trainer.run]
+    policy = algorithm.policy
+    calls += [functools.partial(Policy.from_bytes, policy.to_bytes()), functools.partial(policy.decide, [0.0] * 4)]
+    calls += [functools.partial(export_policy, policy, "none.pt2")]
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
     try:

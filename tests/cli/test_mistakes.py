@@ -102,7 +102,7 @@ play runs lr=1  ->  only env_config.NAME=VALUE may follow RUN; got lr=1
 play runs --grid length  ->  --grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got 'length'
 play runs --grid length=1 --grid length=2  ->  --grid may be given once or twice, for different
 play runs --grid length=1,2 'env_config.gravity=[1, 2, 3]'  ->  got length for 2, gravity for 3
-play runs --env Pendulum  ->  the policy was trained for other spaces
+play runs --env Pendulum  ->  the policy is for observations of Box(
 collect runs --transitions 9 --seed 18446744073709551616  ->  18446744073709551616 is not in the range 0<=x<=9223372036854775807
 collect runs  ->  Missing option '--transitions'
 collect Cartpole --random --transitions 5  ->  Did you mean CartPole

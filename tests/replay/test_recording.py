@@ -9,6 +9,7 @@ from tests.probes import Probe
 from rl8x.envs import CartPole, Pendulum, Spread
 from rl8x.policy import Policy
 from rl8x.replay.recording import record
+from rl8x.video import film
 
 
 class Counting(Probe):
@@ -130,5 +131,7 @@ def test_a_policy_forgets_as_often_as_in_its_training(monkeypatch):
         return act(obs, state, *rest)
 
     monkeypatch.setattr(policy, "act", watched)
-    record(policy, env, 14)
-    assert blank == [True, False, False, True, False, False, True]
+    for act_in in (lambda: record(policy, env, 14), lambda: film(policy, env, max_steps=7)):
+        blank.clear()
+        act_in()
+        assert blank == [True, False, False, True, False, False, True]

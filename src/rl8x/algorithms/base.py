@@ -39,7 +39,7 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import BUILTIN, TrainingEffects, default_model
-from rl8x.policy import Policy
+from rl8x.policy import Policy, check_torch_defaults
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
 from rl8x.schedules import Schedule
@@ -62,13 +62,7 @@ def refuse_torch_modes() -> None:
             "this builds or trains an algorithm, which torch.autocast() would change, in parts that nobody chose: "
             "leave it, and give the config precision='bf16'."
         )
-    usual = torch.empty(0)
-    if (usual.dtype, usual.device.type) != (torch.float32, "cpu"):
-        raise ValueError(
-            f"torch makes tensors of {usual.dtype} on {usual.device}, but environments and policies are float32, "
-            "on the config's `device`: call torch.set_default_dtype(torch.float32) and "
-            "torch.set_default_device('cpu') first."
-        )
+    check_torch_defaults()
 
 
 # Observations of at least so many numbers count as images: PPO on 84 x 84 x 4 of them, 8 x 128 steps, makes 307

@@ -26,8 +26,7 @@ from rl8x.output import counted, measured, say, table
 from rl8x.policy import Policy
 from rl8x.replay.recording import check_new_id, record, write_minari
 from rl8x.rollouts.episodes import play_episodes
-from rl8x.spaces import are_alike
-from rl8x.video import check_format, film, make_filmed
+from rl8x.video import LEAST_FPS, check_format, film, make_filmed
 
 _COUNT: Final = WholeRange(min=1)
 _ENV: Final = "Act in this environment.  [default: where the run trained, or evaluated]"
@@ -53,10 +52,8 @@ class Acting(NamedTuple):
 
         Each value of a list applies to `each` consecutive copies; `copies` is the option that sets their number.
         """
-        given = env.single_observation_space, env.single_action_space
-        own = None if self.policy is None else (self.policy.observation_space, self.policy.action_space)
-        if own is not None and not all(map(are_alike, given, own)):
-            raise UserError(f"the policy was trained for other spaces than those of --env: {given[0]} and {given[1]}.")
+        if self.policy is not None:
+            self.policy.check_fits(env)
         trained = plain(inherited_config(self.trained_config, env.num_copies // each))
         config = apply_overrides({"env_config": trained}, words)
         if other := [name for name in config if name != "env_config"]:
@@ -136,7 +133,7 @@ _GRID: Final = "Play a copy for each value, side by side; a second --grid makes 
 @click.option("--copies", type=_COUNT, metavar="N", help="Copies side by side, where nothing else says.")
 @click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
 @click.option("--max-steps", type=_COUNT, help="Where to stop if episodes go on. [default: 1000; 200 if none ends]")
-@click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
+@click.option("--fps", type=FiniteRange(min=LEAST_FPS), help="Steps a second. [default: the environment's]")
 @acting_options
 def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str], env: str | None, **how: Any) -> int:
     """Play episodes with the policy of RUN: its name or ID in MLflow, the path of its checkpoints, or of one of them.
@@ -159,7 +156,7 @@ def play(run: str, overrides: Sequence[str], out: str | None, grid: Sequence[str
     number = _copies(words, crossed, copies)
     acting = load_acting(run, env, auto=how.pop("auto"), trust=how.pop("trust"))
     policy: Policy = acting.policy
-    how |= {"deterministic": not how.pop("sample"), "state_reset_every": policy.state_reset_every}
+    how["deterministic"] = not how.pop("sample")
     if out is not None:
         columns = len(next(iter(axes.values()))) if len(axes) > 1 else None
         options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}

@@ -126,7 +126,7 @@ class RecurrentModel(ActorCritic):
         steps, batch = starts.shape
         keys = self._keys(trunks)
         num_parts = len(self.state_names)
-        x = self.observations(obs).reshape(1, steps * batch, -1).expand(len(keys) // num_parts, -1, -1)
+        x = self.observations(obs).flatten(0, 1).unsqueeze(0).expand(len(keys) // num_parts, -1, -1)
         if self.visible is not None:
             x = torch.where(self.visible[trunks], x, 0.0)
         for layer in self.encoder:
@@ -228,7 +228,7 @@ class WindowTrunk(nn.Module):
         ages = torch.arange(self.window - 1, -1, -1, device=lengths.device)
         mask = (ages <= lengths.reshape(-1, 1)).unsqueeze(1)
         read: Tensor = self.norm(self.stack(self.positions(windows), mask)[:, -1])
-        return read.reshape(steps, batch, -1)
+        return read.reshape(steps, batch, read.shape[-1])
 
 
 class AttentionModel(ActorCritic):

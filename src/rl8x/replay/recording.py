@@ -53,6 +53,8 @@ def record(
     """
     transitions = checked_number(transitions, "transitions", least=1, whole=True)
     seed = checked_number(seed, "seed", least=0, whole=True)
+    if policy is not None:
+        policy.check_fits(env)
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
     obs, _ = env.reset(seed=seed, config=env_config)

@@ -39,12 +39,11 @@ class EpisodeRunner:
         env: Env,
         execution: Execution | None = None,
         generator: torch.Generator | None = None,
-        *,
-        state_reset_every: int = 0,
     ) -> None:
         execution = execution or Execution("eager", "fp32", policy.device)
         generator = generator or torch.Generator(policy.device)
-        self.collector = Collector(env, policy, generator, execution, state_reset_every=state_reset_every)
+        reset_every = policy.state_reset_every
+        self.collector = Collector(env, policy, generator, execution, state_reset_every=reset_every)
         self.env = env
 
     def begin(self, env_config: Any = None, *, seed: int | None = None, noises: Noises | None = None) -> None:
@@ -124,14 +123,13 @@ def play_episodes(
     seed: int = 0,
     max_steps: int | None = None,
     awaited: int | None = None,
-    state_reset_every: int = 0,
 ) -> Iterator[Moment]:
     """Play an episode in each copy, and yield the copies before the first action and after each.
 
     It stops once the first `awaited` copies, or all, are done, or after `max_steps`, by default 1,000 (endless: 200).
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
-    runner = EpisodeRunner(policy, env, generator=generator, state_reset_every=state_reset_every)
+    runner = EpisodeRunner(policy, env, generator=generator)
     runner.begin(env_config, seed=seed)
     carry = env.carry
     assert carry is not None

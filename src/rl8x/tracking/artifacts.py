@@ -213,14 +213,12 @@ class PolicyModel:
         import torch
 
         from rl8x.spaces import tree_of
-        from rl8x.trees import as_tensor, flatten_tree, unflatten_tree
+        from rl8x.trees import flatten_tree, unflatten_tree
 
         options = {"deterministic": True, "seed": 0, **(params or {})}
         arrays = dict(data) if isinstance(data, Mapping) else {"obs": data}
         generator = torch.Generator().manual_seed(int(options["seed"]))
-        state = {
-            name.removeprefix(_STATE): as_tensor(array) for name, array in arrays.items() if name.startswith(_STATE)
-        }
+        state = {name.removeprefix(_STATE): array for name, array in arrays.items() if name.startswith(_STATE)}
         decision = self.policy.decide(
             unflatten_tree("obs", arrays),
             state or None,

@@ -189,8 +189,8 @@ class Shows:
             # Moving parameters are drawn from the training's ranges.
             training = None if algorithm.env is None else algorithm.env.parameter_state
             env.parameter_state.configure_for_evaluation(config, training)
-            suffix, reset_every = ".gif" if path is None else Path(path).suffix, algorithm.state_reset_every
-            made = film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, suffix=suffix, **options)
+            suffix = ".gif" if path is None else Path(path).suffix
+            made = film(algorithm.policy, env, shown=copies, suffix=suffix, **options)
         finally:
             env.close()
         if path is not None:

@@ -85,8 +85,7 @@ class Evaluations:
         """The runner of whole episodes in the separate environment."""
         algorithm, env = self._algorithm, self.env
         assert env is not None
-        every, generator = algorithm.state_reset_every, self.generator
-        return EpisodeRunner(algorithm.policy, env, algorithm.execution, generator, state_reset_every=every)
+        return EpisodeRunner(algorithm.policy, env, algorithm.execution, self.generator)
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
         """Evaluate as documented by `Trainer.eval`; return the metrics without the prefix `eval/`."""

@@ -133,8 +133,7 @@ class CellEvaluator:
         """Play the first episode of each copy."""
         config = {name: np.repeat(values[cells], self._episodes) for name, values in self._cells.items()}
         noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
-        policy, reset_every = self._algorithm.policy, self._algorithm.state_reset_every
-        runner = EpisodeRunner(policy, env, self._execution, state_reset_every=reset_every)
+        runner = EpisodeRunner(self._algorithm.policy, env, self._execution)
         # The seed is for simulators, which draw their own random numbers.
         runner.begin(config, seed=seed_of(self._seed, cells[0]), noises=noises)
         for _ in runner.play(noises=noises):
