@@ -61,6 +61,14 @@ def test_a_part_without_numbers_may_stand_beside_another():
     assert space_from_plain(json.loads(json.dumps(space_to_plain(beside)))) == beside
 
 
+@pytest.mark.parametrize("key", [1, None, 0.5, True, "a/b"])
+def test_keys_in_a_file_that_are_no_names_are_refused(key):
+    plain = space_to_plain(spaces.Dict(x=spaces.Discrete(2)))
+    plain["parts"][0][0] = key
+    with pytest.raises(ValueError, match=r"must have texts without '/' as keys; got"):
+        space_from_plain(plain)
+
+
 class Moves(Steps):
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-9e8, 9e8, (2,), np.float64)

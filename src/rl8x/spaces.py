@@ -326,7 +326,9 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
         parts = {key: space_from_plain(part) for key, part in plain["parts"]}
-        return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
+        made = spaces.Dict(parts) if kind == "Dict" else AsymmetricDict(parts, critic_only=plain["critic_only"])
+        _check_parts(made, "a space")
+        return made
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
     if kind not in _ARGUMENTS:

@@ -207,6 +207,9 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
     assert torch.equal(weights(again(tmp_path, algorithm=build(), eval_env=False)), weights(first))
     with pytest.raises(CheckpointError, match="DiscreteDummy"):
         again(tmp_path, algorithm=config().build(DiscreteDummy))
+    for odd in (config(), PPOConfig, first, first.algorithm.policy, str(tmp_path)):
+        with pytest.raises(CheckpointError, match=r"needs an algorithm like PPOConfig\(\).build\(CartPole\); got "):
+            again(tmp_path, algorithm=odd)
 
 
 def test_an_environment_that_was_given_with_other_arguments_is_made_so_by_later_checkpoints(tmp_path):

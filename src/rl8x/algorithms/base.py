@@ -39,6 +39,7 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.models.base import BUILTIN, TrainingEffects, default_model
+from rl8x.output import shown
 from rl8x.policy import Policy, check_torch_defaults
 from rl8x.rollouts.statistics import Stats
 from rl8x.rollouts.step import Rollout
@@ -48,6 +49,12 @@ from rl8x.spaces import leaves
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 PolicyT = TypeVar("PolicyT", bound=Policy)
 EnvFactory = Callable[..., Env]
+
+
+def check_algorithm(algorithm: object) -> None:
+    """Raise a `TypeError` unless this is an algorithm."""
+    if not isinstance(algorithm, GenericAlgorithmBase):
+        raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {shown(algorithm)}.")
 
 
 def refuse_torch_modes() -> None:

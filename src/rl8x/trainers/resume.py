@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase, check_algorithm
 from rl8x.algorithms.hyperparameters import qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.files import Resolved, SavedRun, Tracked
@@ -94,6 +94,7 @@ def prepare(
         _check_overrides(overrides, metadata["resolved"]["config"])
         if "algorithm" not in given:
             options["algorithm"] = build_algorithm(spec, metadata["resolved"], overrides, trust=trust)
+        check_algorithm(options["algorithm"])
         tags = _tags(checkpoint, options["algorithm"], overrides)
         if "checkpoints" not in given:
             options["checkpoints"] = Checkpoints(**{**spec.trainer.checkpoints, "directory": folder})

@@ -13,7 +13,7 @@ from types import EllipsisType
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase, refuse_torch_modes
+from rl8x.algorithms.base import GenericAlgorithmBase, check_algorithm, refuse_torch_modes
 from rl8x.algorithms.config import EnvLike
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
@@ -101,8 +101,7 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
             TypeError: If an argument has a wrong type.
             ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
         """
-        if not isinstance(algorithm, GenericAlgorithmBase):
-            raise TypeError(f"a trainer needs an algorithm like PPOConfig().build(CartPole); got {shown(algorithm)}.")
+        check_algorithm(algorithm)
         refuse_torch_modes()
         # `isinstance` would read the protocol's properties, some of which look for the store.
         needed = [name for name in vars(Tracker) if name[0] != "_" and name not in _BEGUN]
