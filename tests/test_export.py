@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, 
     assert made.difference <= 1e-5
     assert (made.format, made.path.exists()) == (format, True)
     assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
+    assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
 @pytest.mark.long

@@ -222,8 +222,10 @@ def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
 
     example = program.example(1)
     names = list(program(example))
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports missing packages, and names that it changes
-    with warnings.catch_warnings(action="ignore"):
+    log = logging.getLogger("torch.onnx")
+    with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as until:
+        until.callback(log.setLevel, log.level)
+        log.setLevel(logging.ERROR)  # it reports missing packages, and names that it changes
         made = torch.onnx.export(_traced(program), input_names=list(example), output_names=names, verbose=False)
     assert made is not None
     made.model.metadata_props["rl8x"] = _about(program)
