@@ -278,6 +278,7 @@ def test_files_that_are_no_policys_are_refused(tmp_path):
     for change, words in (
         (lambda d: d.update(version=2), "version 2"),
         (lambda d: d.pop("arguments"), "does not say how its policy is made"),
+        (lambda d: d.update(action_space={"kind": "Discrete", "n": 10**30, "start": 0, "dtype": "int64"}), "is made"),
         (lambda d: d["arguments"]["model_config"].update(hidden_sizes=[9]), "does not say how its policy is made"),
         (lambda d: d["arguments"]["model_config"].update(layers=9), "no argument 'layers'"),
         (lambda d: d.update({"class": "torch.nn.Linear"}), "not a subclass of Policy"),

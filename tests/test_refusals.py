@@ -41,7 +41,7 @@ from rl8x.schedules import Schedule
 from rl8x.spaces import AsymmetricDict, check_supported, space_to_plain
 from rl8x.studies.report import report
 from rl8x.studies.statistics import bootstrap, mean
-from rl8x.video import film, record_video
+from rl8x.video import film
 
 do = functools.partial
 
@@ -404,7 +404,7 @@ FILMS = [
     ("render_mode='rgb_array'", lambda: filmed(GymnasiumEnv("CartPole-v1", 1))),
     ("Plain cannot be rendered: give it a `draw`", lambda: filmed(Plain(1))),
     ("films are of a Policy in an Env; got None and .*Pendulum", lambda: film(None, Pendulum(1))),
-    (r"one of \.gif, \.mp4; got '\.avi'", lambda: record_video(recurrent(), Pendulum(1), "a.avi")),
+    (r"one of \.gif, \.mp4; got '\.avi'", lambda: filmed(Pendulum(1), suffix=".avi")),
 ]
 # -- what is shown in several lines
 

@@ -243,22 +243,6 @@ class Policy(nn.Module):
             return check_model(self.model, *self._example(seq_len))
         return TrainingEffects()
 
-    def check_fits(self, env: Any) -> None:
-        """Raise unless an environment has the policy's spaces, in which precisions of floats may differ.
-
-        Args:
-            env: The environment.
-
-        Raises:
-            ValueError: If one of its spaces is another.
-        """
-        for name, own, given in (
-            ("observations", self.observation_space, env.single_observation_space),
-            ("actions", self.action_space, env.single_action_space),
-        ):
-            if not are_alike(own, given):
-                raise ValueError(f"the policy is for {name} of {shown(own)}; the environment has {shown(given)}.")
-
     def show_params(self) -> None:
         """Let `act` return the distributions' parameters too, if there is a `kl` and they have a row for each copy."""
         rows, width = 3, self.distribution.num_features
@@ -653,9 +637,17 @@ class Policy(nn.Module):
             policy.load_state_dict(dict(tensors))
             policy.state_reset_every = int(description["state_reset_every"])
             policy.eval()  # including modules that a user's class has added
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError) as error:
             raise ValueError(f"{name} does not say how its policy is made ({error!r:.200}).") from None
         return policy
+
+
+def check_fits(policy: Policy, env: Any) -> None:
+    """Raise unless an environment has the policy's spaces, in which precisions of floats may differ."""
+    spaces = policy.observation_space, env.single_observation_space, policy.action_space, env.single_action_space
+    for name, own, given in (("observations", *spaces[:2]), ("actions", *spaces[2:])):
+        if not are_alike(own, given):
+            raise ValueError(f"the policy is for {name} of {shown(own)}; the environment has {shown(given)}.")
 
 
 def _one_step(obs: Any) -> Any:

@@ -43,7 +43,7 @@ from rl8x.envs.canvas import (
 )
 from rl8x.output import in_line
 from rl8x.plain import checked_number
-from rl8x.policy import Policy
+from rl8x.policy import Policy, check_fits
 from rl8x.rollouts.episodes import Moment, play_episodes
 
 _FORMATS: Final = (".gif", ".mp4")
@@ -161,17 +161,16 @@ def film(
     checked_number(seed, "seed", least=0, whole=True)
     if fps is not None:
         checked_number(fps, "fps", least=LEAST_FPS)
-    policy.check_fits(env)
+    check_fits(policy, env)
     rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
     every = max(1, math.ceil(rate / _MAX_FPS))
     ends: list[Moment] = []
 
     def all_frames() -> Iterator[Picture]:
         for episode in range(episodes):
-            first_seed = seed + episode * env.num_copies  # copy i of a simulator has the seed + i
-            options: Any = {"deterministic": deterministic, "seed": first_seed, "env_config": env_config}
-            options |= {"max_steps": max_steps, "awaited": shown}
-            played = play_episodes(policy, env, **options)
+            options: Any = {"deterministic": deterministic, "env_config": env_config, "max_steps": max_steps}
+            options["seed"] = seed + episode * env.num_copies  # copy i of a simulator has the seed + i
+            played = play_episodes(policy, env, awaited=shown, **options)
             camera, frame = Camera(env, shown=shown, columns=columns, captions=captions), None
             for step, moment in enumerate(played):
                 camera.see(moment)
@@ -186,26 +185,6 @@ def film(
     data = (_gif if suffix == ".gif" else _mp4)(counted, rate / every)
     returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
     return Film(data, suffix, next(number), returns, lengths, np.stack([~end.running[:shown] for end in ends]))
-
-
-def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
-    """Film episodes into a file.
-
-    Args:
-        policy: The policy that acts.
-        env: As `film` takes it.
-        path: The file, whose suffix decides the format.
-        options: Further arguments of `film`.
-
-    Returns:
-        The film.
-
-    Raises:
-        TypeError, ImportError, ValueError: As `film` does.
-    """
-    made = film(policy, env, Path(path).suffix, **options)
-    made.save(path)
-    return made
 
 
 def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:

@@ -180,6 +180,7 @@ def test_random_actions_of_an_environment_need_no_run(tmp_path, monkeypatch, cal
     words = ["--random", "--transitions", "60", "--num-envs", "4", "--seed", "3"]
     out = call("collect", "CartPole", *words, "env_config.length=0.4")
     assert "length = 0.4\nwrote       datasets/CartPole-60: 60 transitions" in out
+    assert ": 1 transition, 0 whole episodes\n" in call("collect", "CartPole", "--random", "--transitions", "1")
     env = CartPole(4, seed=3)
     env.action_space.seed(3)
     env.reset(seed=3, config={"length": 0.4})

@@ -17,13 +17,12 @@ from rl8x.checkpoint import CheckpointError, find, load_policy
 from rl8x.checkpoint.load import env_maker_of
 from rl8x.cli.errors import Command, FiniteRange, UserError, WholeRange, check_file, check_folder, name_for_files
 from rl8x.config import apply_overrides, parse_value
-from rl8x.distributed import resolve_device
 from rl8x.envs import Env, env_maker, validate
 from rl8x.envs.cells import make_cells
 from rl8x.envs.parameters import inherited_config, plain, shown_value
 from rl8x.importing import find_modules_here
 from rl8x.output import counted, measured, say, table
-from rl8x.policy import Policy
+from rl8x.policy import Policy, check_fits
 from rl8x.replay.recording import check_new_id, record, write_minari
 from rl8x.rollouts.episodes import play_episodes
 from rl8x.video import LEAST_FPS, check_format, film, make_filmed
@@ -53,7 +52,7 @@ class Acting(NamedTuple):
         Each value of a list applies to `each` consecutive copies; `copies` is the option that sets their number.
         """
         if self.policy is not None:
-            self.policy.check_fits(env)
+            check_fits(self.policy, env)
         trained = plain(inherited_config(self.trained_config, env.num_copies // each))
         config = apply_overrides({"env_config": trained}, words)
         if other := [name for name in config if name != "env_config"]:
@@ -87,7 +86,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
     find_modules_here(trust or [] if env is None else trust or [env])
     checkpoint = find(run, auto=auto)
     spec, resolved = checkpoint.spec, checkpoint.metadata["resolved"]
-    policy = load_policy(checkpoint, device=str(resolve_device(resolved["config"].get("device", "auto"))), trust=trust)
+    policy = load_policy(checkpoint, device=resolved["config"].get("device", "auto"), trust=trust)
     if env is not None:
         return Acting(policy, env_maker(env, trust=True), resolved["algorithm"], {})
     maker = env_maker_of(spec, trust)
@@ -295,7 +294,8 @@ def collect(run: str, overrides: Sequence[str], is_random: bool, env: str | None
         write_minari(target, recorded.dataset, algorithm_name="random" if is_random else acting.algorithm)
     say(f"env_config  {_in_words(config)}{'' if overrides else acting.source}")
     mean = f", mean return {measured(float(recorded.returns.mean()))}" if len(recorded.returns) else ""
-    say(f"wrote       {target}: {recorded.dataset.size:,} transitions, {len(recorded.returns):,} whole episodes{mean}")
+    both = f"{counted(recorded.dataset.size, 'transition')}, {counted(len(recorded.returns), 'whole episode')}"
+    say(f"wrote       {target}: {both}{mean}")
     return 0
 
 

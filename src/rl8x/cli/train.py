@@ -244,7 +244,7 @@ def _summarize(stats: TrainStats, evaluated_at: int) -> None:
     say(f"trained     {counted(steps, 'step')}, {seen}")
     when = "the final policy" if evaluated_at == steps else f"at step {evaluated_at:,} of {steps:,}"
     whole = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
-    played = f"{whole:,.0f} whole episodes, " if whole else ""
+    played = f"{counted(int(whole), 'whole episode')}, " if whole else ""
     for group, quantity, of in (("returns", "return", played), ("horizon_returns", "return of a horizon", "")):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))

@@ -18,7 +18,7 @@ from rl8x import keys
 from rl8x.envs import Env
 from rl8x.envs.base import advanced
 from rl8x.plain import checked_number
-from rl8x.policy import Policy
+from rl8x.policy import Policy, check_fits
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import element_of, only_legal, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree, is_part, unflatten_tree
@@ -54,7 +54,7 @@ def record(
     transitions = checked_number(transitions, "transitions", least=1, whole=True)
     seed = checked_number(seed, "seed", least=0, whole=True)
     if policy is not None:
-        policy.check_fits(env)
+        check_fits(policy, env)
     generator = torch.Generator(env.device if policy is None else policy.device).manual_seed(seed)
     env.action_space.seed(seed)
     obs, _ = env.reset(seed=seed, config=env_config)

@@ -42,8 +42,7 @@ class EpisodeRunner:
     ) -> None:
         execution = execution or Execution("eager", "fp32", policy.device)
         generator = generator or torch.Generator(policy.device)
-        reset_every = policy.state_reset_every
-        self.collector = Collector(env, policy, generator, execution, state_reset_every=reset_every)
+        self.collector = Collector(env, policy, generator, execution, state_reset_every=policy.state_reset_every)
         self.env = env
 
     def begin(self, env_config: Any = None, *, seed: int | None = None, noises: Noises | None = None) -> None:

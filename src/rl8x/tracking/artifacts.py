@@ -217,14 +217,13 @@ class PolicyModel:
 
         options = {"deterministic": True, "seed": 0, **(params or {})}
         arrays = dict(data) if isinstance(data, Mapping) else {"obs": data}
-        generator = torch.Generator().manual_seed(int(options["seed"]))
         state = {name.removeprefix(_STATE): array for name, array in arrays.items() if name.startswith(_STATE)}
         decision = self.policy.decide(
             unflatten_tree("obs", arrays),
             state or None,
             starts=arrays.get("starts"),
             deterministic=bool(options["deterministic"]),
-            generator=generator,
+            generator=torch.Generator().manual_seed(int(options["seed"])),
         )
         outputs: dict[str, Any] = flatten_tree("actions", tree_of(decision.actions, np.asarray))  # type: ignore[arg-type]
         outputs |= {f"next_{_STATE}{name}": part.numpy() for name, part in decision.state.items()}
