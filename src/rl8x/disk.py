@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -79,7 +80,7 @@ def sync_folder(path: Path) -> None:
 
 def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replace a file atomically, with `mode`: a power cut leaves the old or the new one, a full disk the old one."""
-    beside = path.with_name(path.name + ".new")
+    beside = path.with_name(f"{path.name}.new-{uuid.uuid4().hex[:8]}")  # other ranks may write the same file
     try:
         write_synced(beside, data, mode=mode)
         os.replace(beside, path)

@@ -450,6 +450,8 @@ def test_a_progress_that_there_is_not_and_a_folder_of_something_else_are_refused
     monkeypatch.setenv("HOME", str(here))
     with pytest.raises(StudyError, match="no study's folder"):
         make(tracking=False, directory="~/mine").run()
+    (here / "mine" / "thesis.txt").rename(here / "mine" / "study.json.new-0123abcd")  # what a killed process left
+    assert make(tracking=False, directory="~/mine")._stored() is None
 
 
 @pytest.mark.parametrize(

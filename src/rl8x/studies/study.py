@@ -145,8 +145,8 @@ class Study:
         """Read the stored definition, None if there is none; raise if it is unreadable or differs from this study."""
         path = self.folder / table.DEFINITION
         if not path.exists():
-            own = {"lock", f"{table.DEFINITION}.new"}
-            if self.folder.is_dir() and {each.name for each in self.folder.iterdir()} - own:
+            own = ("lock", f"{table.DEFINITION}.new-")
+            if self.folder.is_dir() and any(not each.name.startswith(own) for each in self.folder.iterdir()):
                 raise StudyError(f"{self.folder} is no study's folder: give another `directory` or `name`.")
             return None
         stored = table.read_if_there(path) or {}
