@@ -154,8 +154,7 @@ def film(
         raise TypeError(f"films are of a Policy in an Env; got {got}.")
     check_format(suffix)
     check_pictures(env)
-    counts = {"episodes": episodes, "shown": shown, "columns": columns, "max_steps": max_steps}
-    for name, count in counts.items():
+    for name, count in {"episodes": episodes, "shown": shown, "columns": columns, "max_steps": max_steps}.items():
         if count is not None:
             checked_number(count, name, least=1, whole=True)
     checked_number(seed, "seed", least=0, whole=True)
