@@ -1,14 +1,17 @@
 """What second formulations of losses start from: data sets and batches made by hand, and one update of them."""
 
+import itertools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Dict, Discrete
+from tests.probes import Probe
 from torch.nn.functional import linear
 
 from rl8x import keys
 from rl8x.algorithms.off_policy.learner import TAU
-from rl8x.algorithms.off_policy.updates import ERRORS
+from rl8x.algorithms.off_policy.updates import ERRORS, SCALE, WEIGHTS
 from rl8x.envs import CartPole
 from rl8x.replay.dataset import Dataset
 
@@ -21,20 +24,81 @@ def of_steps(env, obs, actions, rewards, **spaces):
     return Dataset.from_tensors(rows, **declared | spaces)
 
 
+LEGAL = torch.tensor([[0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 0], [1, 0, 1], [1, 1, 0]], dtype=torch.int8)
+
+
+class Masked(Probe):
+    """Three actions, from 5 on, of which a mask allows others in each step; in some none, where all are legal."""
+
+    single_action_space = Discrete(3, start=5)
+    single_observation_space = Dict({"x": Box(-1.0, 1.0, (3,)), "action_mask": Box(0, 1, (3,), np.int8)})
+    default_time_limit = 3
+    reset_noise = step_noise = 3
+
+    def initial_state(self, parameters, noise):
+        return {"x": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"x": noise}, noise[:, 0], torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return {"x": state["x"], "action_mask": LEGAL[(state["x"].sum(-1) * 20).long() % 6]}
+
+
+def random_rows(seen, space, size, generator):
+    """Draw observations and legal actions on them, by flat names."""
+    masked = isinstance(seen, Dict)
+    rows = {
+        f"{name}/x" if masked else name: torch.randn(size, *(seen["x"] if masked else seen).shape, generator=generator)
+        for name in (keys.OBS, keys.NEXT_OBS)
+    }
+    if isinstance(space, Box):
+        low, high = torch.tensor(space.low), torch.tensor(space.high)
+        for name in (keys.ACTIONS, keys.NEXT_ACTIONS):
+            rows[name] = torch.rand(size, *space.shape, generator=generator) * (high - low) + low
+        return rows
+    legal = LEGAL.repeat(size // 6, 1) if masked else torch.ones(size, int(space.n), dtype=torch.int8)
+    masks = {keys.OBS: legal, keys.NEXT_OBS: legal.roll(2, 0)}
+    rows |= {f"{name}/action_mask": mask for name, mask in masks.items() if masked}
+    for name, mask in zip((keys.ACTIONS, keys.NEXT_ACTIONS), masks.values(), strict=True):
+        allowed = torch.where(mask.any(1, keepdim=True), mask, 1).double()
+        rows[name] = allowed.multinomial(1, generator=generator)[:, 0] + int(space.start)
+    return rows
+
+
 def dataset(env_class=CartPole, size=120, seed=3):
     """Transitions of no environment, in episodes of 10 of which every other one terminates."""
     env, generator = env_class(1), torch.Generator().manual_seed(seed)
-    obs = torch.randn(size, *env.single_observation_space.shape, generator=generator)
+    rows = random_rows(env.single_observation_space, env.single_action_space, size, generator)
+    del rows[keys.NEXT_ACTIONS]
     ends = torch.arange(1, size + 1) % 10 == 0
     terminated = ends & (torch.arange(size) % 20 < 10)
-    box = 4 * torch.rand(size, 1, generator=generator) - 2
-    next_obs = torch.where(ends.unsqueeze(1), torch.randn(obs.shape, generator=generator), obs.roll(-1, 0))
-    discrete = isinstance(env.single_action_space, Discrete)
-    actions = torch.randint(2, (size,), generator=generator) if discrete else box
-    rows = {"obs": obs, "actions": actions, "rewards": torch.rand(size, generator=generator), "next_obs": next_obs}
+    for name in [name for name in rows if name.startswith(keys.NEXT_OBS)]:
+        after = rows[name.removeprefix("next_")].roll(-1, 0)
+        rows[name] = torch.where(ends.unsqueeze(1), rows[name], after)
+    rows |= {"rewards": torch.rand(size, generator=generator)}
     rows |= {"terminated": terminated, "truncated": ends & ~terminated}
     declared = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
     return Dataset.from_tensors(rows, **declared)
+
+
+def seen(batch, key):
+    """Observations in float64, `[rows, numbers]`, and which actions are legal there; all where no mask says so."""
+    if key in batch:
+        return batch[key].double(), torch.ones(*batch[key].shape[:-1], 1, dtype=torch.bool)
+    mask = batch[f"{key}/action_mask"].bool()
+    return batch[f"{key}/x"].double(), mask | ~mask.any(-1, keepdim=True)
+
+
+def projected(probs, values, atoms):
+    """Probabilities of values as those of the two atoms beside each, `[rows, num_atoms]`, one by one."""
+    found, step = torch.zeros_like(probs), atoms[1] - atoms[0]
+    for row, j in itertools.product(*map(range, probs.shape)):
+        place = (values[row, j].clamp(atoms[0], atoms[-1]) - atoms[0]) / step
+        low = min(int(place), len(atoms) - 2)
+        found[row, low] += probs[row, j] * (1 - (place - low))
+        found[row, low + 1] += probs[row, j] * (place - low)
+    return found
 
 
 class Networks:
@@ -45,6 +109,7 @@ class Networks:
         vectors = {name: (each, each.weights) for name, each in optimizers.items()}
         vectors |= {name: (optimizers[of], vector) for name, (of, vector) in algorithm.nets.targets.items()}
         self.config, self.weights = algorithm.config, {}
+        self.targets = {name: of for name, (of, _) in algorithm.nets.targets.items()}
         for net, (optimizer, vector) in vectors.items():
             names = [name.rpartition("model.")[2] for name in optimizer.names]
             parts = [part.detach().double().clone().requires_grad_() for part in optimizer.split(vector)]
@@ -72,27 +137,64 @@ class Networks:
             if gradient is not None:
                 part.data.sub_(lr * gradient)
 
+    def follow(self, tau):
+        """Move the target networks."""
+        for target, of in self.targets.items():
+            for part, other in zip(self.weights[target].values(), self.weights[of].values(), strict=True):
+                part.data.lerp_(other.data, float(tau))
+
+    def compare(self, algorithm, rtol=1e-4, atol=1e-5):
+        """Compare all weights with those of an algorithm, after the update of both."""
+        for net, parts in Networks(algorithm).weights.items():
+            for name, part in parts.items():
+                torch.testing.assert_close(part, self.weights[net][name], rtol=rtol, atol=atol, msg=f"{net} {name}")
+
+
+class ActorCritic(Networks):
+    """What critics of a batch are moved to, and how far they are from it, as in the papers."""
+
+    def __init__(self, algorithm, batch):
+        super().__init__(algorithm)
+        self.batch = {name: part.double() if part.is_floating_point() else part for name, part in batch.items()}
+        self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms).double()
+
+    def critics(self, net, *inputs):
+        """The values of critics, `[num_critics, rows]`, and the logits of their atoms."""
+        x = torch.cat(inputs, -1)
+        outputs = torch.stack([self.outputs(net, i, x) for i in range(self.config.num_critics)])
+        return outputs[..., 0] if len(self.atoms) == 1 else outputs.softmax(-1) @ self.atoms, outputs
+
+    def goals(self, values, outputs=None, bonus=0.0):
+        """What the critics' values are moved to, `[rows]`, and the probabilities of atoms, if there are such."""
+        returns = self.batch[keys.RETURNS] * self.batch.get(SCALE, 1.0)
+        bonus = torch.as_tensor(bonus).expand(6)
+        if len(self.atoms) == 1:
+            return (returns + self.batch[keys.DISCOUNTS] * (values.min(0).values + bonus)).detach(), None
+        after = self.atoms + bonus.unsqueeze(-1)
+        places = returns.unsqueeze(-1) + self.batch[keys.DISCOUNTS].unsqueeze(-1) * after
+        probs = projected(outputs.softmax(-1)[values.argmin(0), range(6)].detach(), places.detach(), self.atoms)
+        return probs @ self.atoms, probs
+
+    def errors(self, values, outputs, goals, probs):
+        """The loss of the critics, and the errors of the rows."""
+        losses = (values - goals) ** 2 / 2 if probs is None else -(probs * outputs.log_softmax(-1)).sum(-1)
+        return self.weighted(losses.sum(0)), (values - goals).abs().mean(0).detach()
+
+    def weighted(self, losses):
+        return (losses * self.batch.get(WEIGHTS, 1.0)).mean()
+
 
 def batch_of(algorithm, tau=0.5):
     """Make six rows, terminations among them, and what an update draws beside its rows."""
     generator = torch.Generator().manual_seed(5)
-    shape, space = algorithm.observation_space.shape, algorithm.action_space
-
-    def actions():
-        if isinstance(space, Discrete):
-            return torch.randint(int(space.n), (6,), generator=generator)
-        low, high = torch.tensor(space.low), torch.tensor(space.high)
-        return torch.rand(6, *space.shape, generator=generator) * (high - low) + low
-
     drawn = {name: each[0] for name, each in algorithm.draw(0, 1).items()}
     return drawn | {
-        keys.OBS: torch.randn(6, *shape, generator=generator),
-        keys.NEXT_OBS: torch.randn(6, *shape, generator=generator),
-        keys.ACTIONS: actions(),
-        keys.NEXT_ACTIONS: actions(),
+        **random_rows(algorithm.observation_space, algorithm.action_space, 6, generator),
         keys.RETURNS: torch.randn(6, generator=generator) * 3,
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9]),
         TAU: torch.tensor(tau),
+        WEIGHTS: torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7]),
+        SCALE: torch.tensor(0.7),
     }
 
 

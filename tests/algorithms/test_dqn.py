@@ -5,28 +5,25 @@ import itertools
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
-from tests.algorithms.by_hand import Networks, batch_of, disturb, updated
+from tests.algorithms.by_hand import Masked, Networks, batch_of, disturb, projected, seen, updated
 from tests.algorithms.test_conformance import build as build_case
 from tests.algorithms.test_conformance import train
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig, dqn
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
-from rl8x.functional import project
-from rl8x.q_values import QPolicy
+from rl8x.trees import unflatten_tree
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
 ATOMS = {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0}
 QUANTILES = {"num_quantiles": 5, "huber_delta": 1.0}
-KINDS = {"atoms": ATOMS, "quantiles": QUANTILES}
 
 
 def build(**options):
@@ -45,31 +42,35 @@ def huber(u, delta):
 
 
 class Plain(Networks):
-    """Losses as in the papers; what is projected is compared in tests/functional."""
+    """Losses as in the papers."""
 
     def __init__(self, algorithm):
         super().__init__(algorithm)
         self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms).double()
 
-    def outputs(self, net, obs):
-        """The numbers of each action, `[rows, num_actions, num_outputs]`."""
+    def outputs(self, net, batch, key):
+        """The numbers of each action, `[rows, num_actions, num_outputs]`, and their means, of those that are legal."""
+        obs, legal = seen(batch, key)
         num_outputs = max(self.config.num_atoms, self.config.num_quantiles)
-        table = self.perceptron(net, obs.double(), "actor", "policy_head").unflatten(-1, (-1, num_outputs))
+        table = self.perceptron(net, obs, "actor", "policy_head").unflatten(-1, (-1, num_outputs))
+        value = None
         if self.config.dueling and num_outputs > 1:
-            return table[:, :1] + table[:, 1:] - table[:, 1:].mean(1, keepdim=True)
-        if self.config.dueling:
-            value = self.perceptron(net, obs.double(), "actor", "value_head")
-            return value.unsqueeze(1) + table - table.mean(1, keepdim=True)
-        return table
+            value, table = table[:, :1], table[:, 1:]
+        elif self.config.dueling:
+            value = self.perceptron(net, obs, "actor", "value_head").unsqueeze(1)
+        if value is not None:
+            shares = legal.double() / legal.expand(table.shape[:2]).sum(1, keepdim=True)
+            table = value + table - (shares.unsqueeze(-1) * table).sum(1, keepdim=True)
+        return table, self.means(table).masked_fill(~legal, -torch.inf)
 
-    def means(self, table):
-        return table.mean(-1) if self.config.num_atoms == 1 else table.softmax(-1) @ self.atoms
+    def means(self, outputs):
+        return outputs.mean(-1) if self.config.num_atoms == 1 else outputs.softmax(-1) @ self.atoms
 
     def losses(self, outputs, following, returns, discounts):
         """Return the losses and the means of what outputs are moved to, `[rows]` each."""
         delta = self.config.huber_delta
         if self.config.num_atoms > 1:
-            goals = project(following.softmax(-1), returns + discounts * self.atoms, self.atoms)
+            goals = projected(following.softmax(-1).detach(), returns + discounts * self.atoms, self.atoms)
             return -(goals * outputs.log_softmax(-1)).sum(-1), goals @ self.atoms
         goals, total, n = returns + discounts * following, 0.0, outputs.shape[-1]
         if n == 1:
@@ -81,6 +82,7 @@ class Plain(Networks):
         return total, goals.mean(-1)
 
 
+@pytest.mark.parametrize("env", [CartPole, Masked])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize(
@@ -93,67 +95,34 @@ class Plain(Networks):
         {"num_quantiles": 4, "huber_delta": None},
     ],
 )
-def test_a_step_goes_down_the_gradient_of_the_papers_losses(kind, double, dueling):
+def test_a_step_goes_down_the_gradient_of_the_papers_losses(kind, double, dueling, env):
     """The targets have no gradient, and the loss that is logged is the error alone, without the conservative term."""
     options, coeff = {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": None}, 0.5 * (kind != QUANTILES)
-    algorithm = build_offline(double=double, dueling=dueling, cql_coeff=coeff, **kind, **options)
+    algorithm = build_offline(env=env, double=double, dueling=dueling, cql_coeff=coeff, **kind, **options)
     disturb(algorithm, 0.5)
     algorithm.nets.targets["target"][1].copy_(algorithm.nets.trained["q"].weights)
     disturb(algorithm, -1.0)
     plain, batch = Plain(algorithm), batch_of(algorithm)
-    weights = torch.tensor([1.0, 0.2, 0.5, 2.0, 0.25, 0.7])
-    target, online = (plain.outputs(net, batch[keys.NEXT_OBS]) for net in ("target", "q"))
-    greedy = [plain.means(table).argmax(-1) for table in (target, online)]
+    (target, values), (_, online) = (plain.outputs(net, batch, keys.NEXT_OBS) for net in ("target", "q"))
+    greedy = [means.argmax(-1) for means in (values, online)]
     assert not torch.equal(*greedy)
-    table = plain.outputs("q", batch[keys.OBS])
-    outputs = table[range(6), batch[keys.ACTIONS]]
+    table, means = plain.outputs("q", batch, keys.OBS)
+    start, policy, obs = int(env.single_action_space.start), algorithm.policy, unflatten_tree(keys.OBS, batch)
+    assert torch.equal(policy.act(obs, {}, torch.zeros(6, dtype=torch.bool)).actions, means.argmax(-1) + start)
+    values = policy.values(obs, {}, torch.zeros(6, dtype=torch.bool))
+    torch.testing.assert_close(values.double(), means.amax(-1), rtol=1e-4, atol=1e-5)
+    outputs = table[range(6), batch[keys.ACTIONS] - start]
     given = target[range(6), greedy[double]], batch[keys.RETURNS].unsqueeze(1), batch[keys.DISCOUNTS].unsqueeze(1)
     losses, goals = plain.losses(outputs, *given)
-    errors = (plain.means(outputs) - goals).abs().detach().numpy()
-    gap = plain.means(table).exp().sum(-1).log() - plain.means(outputs)
-    plain.descend("q", (losses * weights).mean() + coeff * gap.mean())
-    numbers, found = updated(algorithm, batch | {WEIGHTS: weights})
-    assert numbers["losses/q"].item() == pytest.approx((losses * weights).mean().item(), rel=1e-5)
-    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
-    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-3, atol=1e-5)
-    for name, part in Networks(algorithm).weights["q"].items():
-        torch.testing.assert_close(part, plain.weights["q"][name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("dueling", [False, True])
-def test_the_policy_acts_by_the_means_under_a_mask_too(name, dueling):
-    kind = KINDS[name]
-    space = Dict({"x": Box(-1, 1, (3,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)})
-    torch.manual_seed(0)
-    support = (-3.0, 3.0) if name == "atoms" else None
-    num_outputs = max(kind.get("num_atoms", 1), kind.get("num_quantiles", 1))
-    config = {"hidden_sizes": [8], "policy_gain": 3.0}
-    policy = QPolicy(
-        space, Discrete(3, start=2), model_config=config, dueling=dueling, num_outputs=num_outputs, support=support
-    )
-    mask = torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=torch.int8)
-    obs, starts = {"x": torch.randn(4, 3), "action_mask": mask}, torch.zeros(1, 4, dtype=torch.bool)
-    sequence = {part: value[None] for part, value in obs.items()}
-    q = policy(sequence, {}, starts)
-    values, outputs = policy(sequence, {}, starts, True)
-    assert torch.equal(values, q)
-    assert outputs.shape == (1, 4, 3, num_outputs)
-    legal = mask.bool() | ~mask.bool().any(-1, keepdim=True)
-    assert torch.equal(q[0].isfinite(), legal)
-    # a second formulation, from the features
-    features = policy.predict(sequence, {}, starts).features[0].unflatten(-1, (-1, num_outputs))
-    for row, allowed in enumerate(legal):
-        table = features[row]
-        if dueling:
-            table = table[0] + table[1:] - table[1:][allowed].mean(0)
-        means = table.mean(-1) if support is None else table.softmax(-1) @ torch.linspace(*support, num_outputs)
-        torch.testing.assert_close(q[0, row][allowed], means[allowed])
-    act = policy.act(obs, {}, starts[0])
-    assert torch.equal(act.actions, q[0].argmax(-1) + 2)
-    torch.testing.assert_close(policy.values(obs, {}, starts[0]), q[0].amax(-1))
-    (q[0].amax(-1).sum() + outputs.sum()).backward()
-    assert all(each.grad.isfinite().all() for each in policy.parameters() if each.grad is not None)
+    errors = (plain.means(outputs) - goals).abs().detach()
+    gap, loss = means.exp().sum(-1).log() - plain.means(outputs), (losses * batch[WEIGHTS]).mean()
+    plain.descend("q", loss + coeff * gap.mean())
+    plain.follow(batch[TAU])
+    numbers, found = updated(algorithm, batch)
+    assert numbers["losses/q"].item() == pytest.approx(loss.item(), rel=1e-5)
+    assert numbers["monitors/td_error"].item() == pytest.approx(errors.mean().item(), rel=1e-4)
+    torch.testing.assert_close(found.double(), errors, rtol=1e-3, atol=1e-5)
+    plain.compare(algorithm)
 
 
 # -- what is drawn, and when targets and epsilon move

@@ -89,6 +89,5 @@ def test_a_step_goes_down_the_gradient_of_the_papers_losses(case, temperature):
     assert errors is None
     for name, rows in expected.items():
         assert numbers[name].item() == pytest.approx(rows.mean().item(), rel=1e-4), name
-    for net in ("policy", "q"):
-        for name, part in Networks(algorithm).weights[net].items():
-            torch.testing.assert_close(part, nets.weights[net][name], rtol=1e-4, atol=1e-5)
+    nets.follow(0.25)
+    nets.compare(algorithm)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from tests import probes
+from tests.algorithms.by_hand import Masked, seen
 
 from rl8x import PQNConfig, keys
 from rl8x.envs import CartPole
@@ -59,21 +60,30 @@ def test_targets_are_the_mixture_of_all_n_step_returns(q_lambda, gamma):
 # -- the update
 
 
-def test_one_update_equals_plain_autograd_and_torchs_radam():
-    algorithm = tiny(num_sgd_iters=1, sgd_minibatch_size=None, max_grad_norm=0.1, gamma=0.9, q_lambda=0.7, lr=1e-3)
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("env", [CartPole, Masked])
+def test_one_update_equals_plain_autograd_and_torchs_radam(env, dueling):
+    options = {"gamma": 0.9, "q_lambda": 0.7, "lr": 1e-3, "dueling": dueling}
+    algorithm = tiny(env, num_sgd_iters=1, sgd_minibatch_size=None, max_grad_norm=0.1, **options)
     algorithm.collect()
-    twin = tiny().policy
+    twin = tiny(env, dueling=dueling).policy
     twin.load_state_dict(algorithm.policy.state_dict())
-    rollout = algorithm.rollout
-    obs, actions = rollout[keys.OBS][:8], rollout[keys.ACTIONS][:8]
+    rollout, model = algorithm.rollout, twin.model
     rewards, *ends = (rollout[name][:8] for name in (keys.REWARDS, *ENDS))
+    obs, legal = seen(rollout.tensors, keys.OBS)
+    hidden = model.actor(obs.float())
+    q = model.policy_head(hidden)
+    if dueling:
+        q = q - torch.where(legal, q, 0.0).sum(-1, keepdim=True) / legal.expand_as(q).sum(-1, keepdim=True)
+        q = q + model.value_head(hidden)
+    torch.testing.assert_close(rollout[keys.VALUES], q.masked_fill(~legal, -torch.inf).amax(-1).detach())
     _, returns = generalized_advantages(rewards, rollout[keys.VALUES], *ends, gamma=0.9, gae_lambda=0.7)
     optimizer = torch.optim.RAdam(twin.parameters(), lr=1e-3)
-    q = twin.model.policy_head(twin.model.actor(obs.float()))
-    taken = torch.where(actions == 1, q[..., 1], q[..., 0])
+    actions = rollout[keys.ACTIONS][:8] - int(env.single_action_space.start)
+    taken = q[:8].gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     loss = 0.5 * (taken - returns).square().mean()
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    norm = torch.nn.utils.clip_grad_norm_([w for w in twin.parameters() if w.grad is not None], 0.1)
     optimizer.step()
     stats = algorithm.step()
     expected = {"losses/q": loss, "monitors/q_values": taken.mean(), "monitors/grad_norm": norm}

@@ -2,14 +2,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from tests.algorithms.by_hand import Networks, batch_of, disturb, of_steps, updated
+from tests.algorithms.by_hand import ActorCritic, batch_of, disturb, of_steps, updated
 from tests.algorithms.test_conformance import build as build_case
 from tests.probes import Probe
 
 from rl8x import TD3Config, keys
 from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.td3 import NOISE
-from rl8x.functional import project
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
 SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
@@ -46,64 +45,43 @@ def noisy(algorithm):
     return batch_of(algorithm, 0.25) | {NOISE: spread * torch.tensor(space.high - space.low) / 2}
 
 
-class Plain(Networks):
-    """One update as in the papers, with SGD of rate 0.1; what is projected is compared in tests/functional."""
+class Plain(ActorCritic):
+    """One update with SGD of rate 0.1, as in the papers."""
 
-    def __init__(self, algorithm):
-        super().__init__(algorithm)
-        self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms, dtype=torch.float64)
-        space = algorithm.action_space
-        self.low, self.high = torch.tensor(space.low).double(), torch.tensor(space.high).double()
+    def __init__(self, algorithm, batch):
+        super().__init__(algorithm, batch)
+        self.low, self.high = (
+            torch.tensor(each).double() for each in (algorithm.action_space.low, algorithm.action_space.high)
+        )
 
     def act(self, net, obs):
         return self.low + (self.high - self.low) * (torch.tanh(self.features(net, obs)) + 1) / 2
 
-    def critics(self, net, obs, action):
-        """Their values, `[num_critics, rows]`, and numbers."""
-        x = torch.cat([obs, action], -1)
-        outputs = torch.stack([self.outputs(net, i, x) for i in range(self.config.num_critics)])
-        return outputs[..., 0] if len(self.atoms) == 1 else (outputs.softmax(-1) * self.atoms).sum(-1), outputs
-
     def distance(self, action, other):
         return (((action - other) / ((self.high - self.low) / 2)) ** 2).sum(-1)
 
-    def goals(self, batch):
-        """What critics are moved to: numbers, `[rows]`, and probabilities of atoms, if there are such."""
-        action = self.act("target_policy", batch[keys.NEXT_OBS]) + batch[NOISE]
-        action = torch.maximum(torch.minimum(action, self.high), self.low)
-        values, outputs = self.critics("target_q", batch[keys.NEXT_OBS], action)
-        penalty = self.config.critic_bc_coeff * self.distance(action, batch[keys.NEXT_ACTIONS])
-        if len(self.atoms) == 1:
-            return (batch[keys.RETURNS] + batch[keys.DISCOUNTS] * (values.min(0).values - penalty)).detach(), None
-        probs = outputs.softmax(-1)[values.argmin(0), range(6)].detach()
-        returns, discounts, less = (
-            each.unsqueeze(-1) for each in (batch[keys.RETURNS], batch[keys.DISCOUNTS], penalty)
-        )
-        probs = project(probs, (returns + discounts * (self.atoms - less)).detach(), self.atoms)
-        return probs @ self.atoms, probs
-
-    def policy_loss(self, batch):
-        actions = self.act("policy", batch[keys.OBS])
-        values, coeff = self.critics("q", batch[keys.OBS], actions)[0][0], self.config.actor_bc_coeff
+    def policy_loss(self):
+        actions = self.act("policy", self.batch[keys.OBS])
+        values, coeff = self.critics("q", self.batch[keys.OBS], actions)[0][0], self.config.actor_bc_coeff
         if coeff is None:
             return -values.mean()
-        return -values.mean() / values.abs().mean().item() + coeff * self.distance(actions, batch[keys.ACTIONS]).mean()
+        distances = self.distance(actions, self.batch[keys.ACTIONS])
+        return -values.mean() / values.abs().mean().item() + coeff * distances.mean()
 
-    def update(self, batch, trains):
-        """Return both losses, and the mean of the critics' errors of each row."""
-        batch = {name: each.double() for name, each in batch.items()}
-        values, outputs = self.critics("q", batch[keys.OBS], batch[keys.ACTIONS])
-        goals, probs = self.goals(batch)
-        q_losses = (values - goals) ** 2 / 2 if probs is None else -(probs * outputs.log_softmax(-1)).sum(-1)
-        q_loss = q_losses.mean(-1).sum()
+    def update(self, *, trains):
+        """Return both losses, and the critics' errors of each row."""
+        batch = self.batch
+        action = self.act("target_policy", batch[keys.NEXT_OBS]) + batch[NOISE]
+        action = torch.maximum(torch.minimum(action, self.high), self.low)
+        penalty = self.config.critic_bc_coeff * self.distance(action, batch[keys.NEXT_ACTIONS])
+        goals = self.goals(*self.critics("target_q", batch[keys.NEXT_OBS], action), -penalty)
+        q_loss, errors = self.errors(*self.critics("q", batch[keys.OBS], batch[keys.ACTIONS]), *goals)
         self.descend("q", q_loss)
-        policy_loss = self.policy_loss(batch)
+        policy_loss = self.policy_loss()
         if trains:
             self.descend("policy", policy_loss)
-        for name in ("q", "policy"):
-            for target, part in zip(self.weights[f"target_{name}"].values(), self.weights[name].values(), strict=True):
-                target.data.lerp_(part.data, batch[TAU].item())
-        return q_loss.item(), policy_loss.item(), (values - goals).abs().mean(0).detach().numpy()
+        self.follow(batch[TAU])
+        return q_loss.item(), policy_loss.item(), errors
 
 
 VARIANTS = {
@@ -125,18 +103,17 @@ def test_an_update_is_that_of_the_papers(variant):
     made = build_offline if "actor_bc_coeff" in options else build
     algorithm = made(optimizer="sgd", lr=0.1, **options)
     disturb(algorithm)
-    batch, plain = noisy(algorithm), Plain(algorithm)
-    q_loss, policy_loss, errors = plain.update(batch, trains)
+    batch = noisy(algorithm)
+    plain = Plain(algorithm, batch)
+    q_loss, policy_loss, errors = plain.update(trains=trains)
     numbers, found = updated(algorithm, batch, -1 if trains else 0)
     assert numbers["losses/q"].item() == pytest.approx(q_loss, rel=1e-4)
     assert ("losses/policy" in numbers) == trains
     if trains:
         assert numbers["losses/policy"].item() == pytest.approx(policy_loss, rel=1e-4)
-    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
-    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-4)
-    for net, parts in Networks(algorithm).weights.items():
-        for name, part in parts.items():
-            torch.testing.assert_close(part, plain.weights[net][name], rtol=1e-4, atol=1e-5)
+    assert numbers["monitors/td_error"].item() == pytest.approx(errors.mean().item(), rel=1e-4)
+    torch.testing.assert_close(found.double(), errors, rtol=1e-4, atol=1e-5)
+    plain.compare(algorithm)
 
 
 # -- what is drawn

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from tests.algorithms.by_hand import batch_of, updated
 from tests.probes import Forever
 
 from rl8x import NullTracker, Trainer, keys
@@ -49,17 +48,6 @@ def test_rewards_are_scaled_to_the_bound_of_returns(name):
         unscaled.load_state_dict(algorithm.state_dict())
     with pytest.raises(ValueError, match=r"the run had no `return_bound`, which .* got 5.0"):
         build(name).load_state_dict(unscaled.state_dict())
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("num_atoms", [1, 11])
-def test_updates_scale_returns(name, num_atoms):
-    algorithms = [build(name, return_bound=None, num_atoms=num_atoms) for _ in range(2)]
-    rows = batch_of(algorithms[0])
-    changes = {SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}
-    one, other = (updated(algorithm, rows | change) for algorithm, change in zip(algorithms, changes, strict=True))
-    assert one.metrics["losses/q"].item() == other.metrics["losses/q"].item()
-    assert torch.equal(one.errors, other.errors)
 
 
 def spoilt(algorithm):
