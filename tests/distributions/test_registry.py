@@ -77,31 +77,38 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
         assert all(value.shape == (3, 5) for value in (logp, *rest))
 
 
-def by_torch(name, space, features):
+def by_torch(name, space, features, mask):
     """Torch's own distributions of an action's choices; its log-probability, entropy and divergence are their sums."""
-    if name == "multi_categorical":
-        return [distributions.Categorical(logits=part) for part in features.split(space.nvec.flatten().tolist(), -1)]
-    if name == "categorical":
-        return [distributions.Categorical(logits=features)]
+    if name == "normal":
+        mean, log_std = (each.view(*each.shape[:-1], *space.shape) for each in features.chunk(2, -1))
+        return [distributions.Independent(distributions.Normal(mean, log_std.exp()), len(space.shape))]
     if name == "bernoulli":
-        return [distributions.Independent(distributions.Bernoulli(logits=features), 1)]
-    mean, log_std = (each.view(*each.shape[:-1], *space.shape) for each in features.chunk(2, -1))
-    return [distributions.Independent(distributions.Normal(mean, log_std.exp()), len(space.shape))]
+        logits = torch.where(mask, features, -1e5).view(*features.shape[:-1], *space.shape)
+        return [distributions.Independent(distributions.Bernoulli(logits=logits), len(space.shape))]
+    sizes = space.nvec.flatten().tolist() if name == "multi_categorical" else [int(space.n)]
+    choices = zip(features.split(sizes, -1), mask.split(sizes, -1), strict=True)
+    # Where nothing of a choice is allowed, all of it is as likely.
+    choices = [torch.where(legal, each, -1e5 * legal.any(-1, keepdim=True)) for each, legal in choices]
+    return [distributions.Categorical(logits=each) for each in choices]
 
 
 COMPARED = ("categorical", "multi_categorical", "bernoulli", "normal")
 OF_TORCH = [case for case in CASES if case[0] in COMPARED and case[2] != {"std": "free"}]
 OF_TORCH += [("categorical", spaces.Discrete(1), {}), ("multi_categorical", spaces.MultiDiscrete([3, 1, 5, 2]), {})]
+OF_TORCH += [("bernoulli", spaces.MultiBinary([2, 3]), {})]
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("name", "space", "config"), OF_TORCH)
-def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
-    distribution = make_distribution(name, space, config)
-    one, other = 0.5 * torch.randn(2, 7, 4, distribution.num_features, generator=torch.Generator().manual_seed(1))
-    features = one.requires_grad_()
-    params, others = distribution.from_features(features), distribution.from_features(other)
+def test_scores_modes_and_gradients_are_those_of_torch(name, space, config, masked):
+    """Under a mask as if what it forbids were all but impossible."""
+    distribution, generator = make_distribution(name, space, config), torch.Generator().manual_seed(1)
+    one, other = 0.5 * torch.randn(2, 7, 4, distribution.num_features, generator=generator)
+    features, mask = one.requires_grad_(), torch.rand(one.shape, generator=generator) < (0.6 if masked else 1.0)
+    given = mask if masked and name != "normal" else None
+    params, others = (distribution.from_features(each, given) for each in (features, other))
     actions = distribution.sample(params, noise_of(distribution, (7, 4)))[0].detach()
-    parts, theirs = by_torch(name, space, features), by_torch(name, space, other)
+    parts, theirs = by_torch(name, space, features, mask), by_torch(name, space, other, mask)
     first = getattr(space, "start", 0)  # from which torch's do not count
     counted = actions - torch.as_tensor(first) if name.endswith("categorical") else actions.to(one.dtype)
     columns = counted.flatten(2).unbind(-1) if name == "multi_categorical" else [counted]
@@ -112,6 +119,7 @@ def test_scores_modes_and_gradients_are_those_of_torch(name, space, config):
     ]
     found = [distribution.logp(params, actions), distribution.entropy(params), distribution.kl(params, others)]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert found[0].min() > -100, "what is forbidden was drawn"
     modes = [part.mode for part in parts]
     modes = torch.stack(modes, -1).view(7, 4, *space.shape) if name == "multi_categorical" else modes[0]
     assert torch.equal(distribution.mode(params).to(modes.dtype), modes + torch.as_tensor(first).to(modes.dtype))
