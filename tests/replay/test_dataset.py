@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.probes import Steps
 
 from rl8x import BCConfig, MemoryTracker, Trainer
@@ -54,83 +52,62 @@ def all_rows(dataset, n=1, gamma=0.9):
 # -- rows
 
 
-def test_no_return_reaches_beyond_the_last_row_of_an_episode_that_goes_on():
-    found = all_rows(Dataset.from_tensors(episode_rows([4], ["open"])), n=3)
-    assert found["next_obs"].flatten().tolist() == [3.0, 4.0, 4.0, 4.0]
-    assert found["returns"].tolist() == pytest.approx([1 + 1.8 + 2.43, 2 + 2.7 + 3.24, 3 + 3.6, 4])
-    assert found["discounts"].tolist() == pytest.approx([0.729, 0.729, 0.81, 0.9])
+def rows_by_hand(lengths, ends, n, *, has_next, next_actions):
+    """What is prepared of episodes, step by step: observation, action, next one, return, discount and next action."""
+    rows, first = [], 0
+    for i, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+        # What followed the last step may not be known, and then what was done after the one before it.
+        unknown = 0 if end == "terminated" else (not has_next) + next_actions
+        for t in range(length - unknown):
+            steps = range(t, min(t + n, length - unknown))
+            last, over = steps[-1], end == "terminated" and steps[-1] == length - 1
+            after = 100.0 * i + last + (has_next or not over)
+            total = sum(0.9**j * (first + step + 1) for j, step in enumerate(steps))
+            discount = 0.0 if over else 0.9 ** len(steps)
+            rows.append((100.0 * i + t, first + t, after, total, discount, first + last + (not over)))
+        first += length
+    return rows
 
 
-def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known(tmp_path):
-    # Rows 0-2 terminate, 3-5 are truncated, 6 is an episode of one truncated step, 7-8 stay open.
-    rows = episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"], has_next=False)
-    dataset = Dataset.from_tensors(rows)
-    found = all_rows(dataset)
-    assert found["actions"].tolist() == [0, 1, 2, 3, 4, 7]
-    assert found["next_obs"].flatten().tolist() == [1.0, 2.0, 2.0, 101.0, 102.0, 301.0]
-    assert found["discounts"].tolist() == pytest.approx([0.9, 0.9, 0.0, 0.9, 0.9, 0.9])
-    assert dataset.transitions["truncated"].tolist() == [False, False, False, False, True, True]
-    # The returns still have the rewards of what was left out: 1 + 2 + 3, 4 + 5 + 6, 7.
-    assert dataset.episode_returns.tolist() == [6.0, 15.0, 7.0]
-    two = all_rows(dataset, n=2)
-    assert two["returns"].tolist() == pytest.approx([1 + 1.8, 2 + 2.7, 3, 4 + 4.5, 5, 8])
-    dataset.save(tmp_path / "data")
-    loaded = Dataset.load(tmp_path / "data")
-    assert loaded.episode_returns.equal(dataset.episode_returns)
-    assert loaded.normalized_score(0.0, 28.0) == pytest.approx(100 / 3)
-    assert loaded.digest == dataset.digest
-
-
-@given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_next_actions_are_those_recorded_on_the_next_observation(data):
-    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-    ends = data.draw(
-        st.lists(st.sampled_from(["terminated", "truncated"]), min_size=len(lengths), max_size=len(lengths))
-    )
-    if data.draw(st.booleans()):
-        ends[-1] = "open"
-    n = data.draw(st.integers(1, 4))
-    rows = episode_rows(lengths, ends)
-    # By observation: the action on it and the reward after it. Of no truncated step's `next_obs` is there one.
-    action_on = dict(zip(rows["obs"].flatten().tolist(), rows["actions"].tolist(), strict=True))
-    reward_on = dict(zip(rows["obs"].flatten().tolist(), rows["rewards"].tolist(), strict=True))
-    has_one = [
-        rows["terminated"][i].item() or rows["next_obs"][i].item() in action_on for i in range(len(rows["rewards"]))
-    ]
-    dataset = Dataset.from_tensors(rows)
-    if not any(has_one):
+@pytest.mark.parametrize("seed", range(80))
+def test_prepared_rows_are_those_of_a_loop_over_episodes(seed, tmp_path):
+    draw = random.Random(seed)
+    has_next, n, next_actions = draw.random() < 0.6, draw.randrange(1, 5), draw.random() < 0.4
+    lengths = [draw.randrange(1, 6) for _ in range(draw.randrange(1, 6))]
+    # An open episode before another is a gap, which only `next_obs` tells.
+    ends = draw.choices(["terminated", "truncated", "open"][: 2 + has_next], k=len(lengths) - 1)
+    ends.append(draw.choice(["terminated", "truncated", "open"]))
+    lasts = [length - (not has_next and end != "terminated") for length, end in zip(lengths, ends, strict=True)]
+    if not any(lasts):
+        return  # no `next_obs` is known
+    dataset = Dataset.from_tensors(episode_rows(lengths, ends, has_next=has_next), gaps="truncate")
+    goes_on = ends[-1] == "open"
+    sums = [part.sum().item() for part in torch.arange(1.0, sum(lengths) + 1).split(lengths)]
+    assert dataset.episode_returns.tolist() == sums[: len(sums) - goes_on]
+    cuts = [end != "terminated" for end in ends[:-1]] + [ends[-1] == "truncated" or (goes_on and not has_next)]
+    flags = [cut and t == last - 1 for cut, last in zip(cuts, lasts, strict=True) for t in range(last)]
+    if draw.random() < 0.3:
+        dataset.save(tmp_path / "data")
+        loaded = Dataset.load(tmp_path / "data")
+        assert (loaded.digest, loaded.episode_returns.tolist()) == (dataset.digest, dataset.episode_returns.tolist())
+    expected = rows_by_hand(lengths, ends, n, has_next=has_next, next_actions=next_actions)
+    if not expected:
         with pytest.raises(ValueError, match="no row has `next_actions`"):
-            dataset = dataset.prepared(n, 0.9, next_actions=True)
+            dataset.prepared(n, 0.9, next_actions=True)
         return
-    replay = dataset.prepared(n, 0.9, torch.device("cpu"), next_actions=True)
+    replay = dataset.prepared(n, 0.9, torch.device("cpu"), next_actions=next_actions)
     found = replay.gather(torch.arange(replay.size))
-    assert found["actions"].tolist() == [i for i, kept in enumerate(has_one) if kept]
-    for i in range(replay.size):
-        start, stop, discount = found["obs"][i].item(), found["next_obs"][i].item(), found["discounts"][i].item()
-        assert 1 <= stop - start <= n
-        if discount:  # what follows is valued: it is the action on `next_obs`
-            assert found["next_actions"][i].item() == action_on[stop]
-            assert discount == pytest.approx(0.9 ** (stop - start))
-        else:
-            assert action_on[stop - 1] == found["next_actions"][i].item()
-        rewards = [reward_on[start + j] for j in range(int(stop - start))]
-        assert found["returns"][i].item() == pytest.approx(sum(0.9**j * r for j, r in enumerate(rewards)), rel=1e-5)
-        # Shorter than n only where nothing else is recorded.
-        if stop - start < n:
-            assert not discount or action_on[stop] not in found["actions"].tolist()
-    assert dataset.size == len(has_one)
-    assert "next_actions" not in all_rows(dataset, n)
+    names = ("obs", "actions", "next_obs", "returns", "discounts", "next_actions")[: 5 + next_actions]
+    assert found.keys() == {*names}
+    for name, column in zip(names, zip(*expected, strict=True), strict=False):
+        assert found[name].flatten().tolist() == pytest.approx(column, rel=1e-5), name
+    assert dataset.transitions["truncated"].tolist() == flags
 
 
 def test_gaps_are_refused_by_row_or_truncated():
     rows = episode_rows([3, 2], ["open", "terminated"])
     with pytest.raises(ValueError, match=r"row 2 ends no episode.*not the `obs` of row 3 \(there are 1 such rows\)"):
         Dataset.from_tensors(rows)
-    dataset = Dataset.from_tensors(rows, gaps="truncate")
-    found = all_rows(dataset, n=3)
-    assert found["next_obs"].flatten().tolist() == [3.0, 3.0, 3.0, 102.0, 102.0]
-    assert dataset.episode_returns.tolist() == [1.0 + 2.0 + 3.0, 4.0 + 5.0]
     order = torch.tensor([4, 1, 3, 0, 2])
     shuffled = all_rows(Dataset.from_tensors({name: part[order] for name, part in rows.items()}, gaps="truncate"))
     assert shuffled["returns"].tolist() == rows["rewards"][order].tolist()
@@ -160,7 +137,6 @@ def test_trees_flags_as_numbers_and_columns_are_understood():
 
 def test_statistics_by_hand():
     dataset = Dataset.from_tensors(episode_rows([2, 2, 1], ["terminated", "truncated", "open"]))
-    assert dataset.episode_returns.tolist() == [3.0, 7.0]
     # 0, 1, 100, 101, 200
     assert dataset.obs_moments["obs"].mean.item() == pytest.approx(80.4)
     assert dataset.normalized_score(random=1.0, expert=9.0) == pytest.approx(50.0)
