@@ -162,11 +162,12 @@ class ServerRepeats(Repeats):
 
     def _read(self, name: str) -> dict[int, list[float]]:
         if name not in self._histories:
-            steps = self._histories[name] = {}
+            steps: dict[int, list[float]] = {}
             for point in self._history(name):
                 is_left = any(left.has(name, point.step, point.timestamp) for left in self._before)
                 if not is_left and (self.since is None or point.timestamp < self.since):
                     steps.setdefault(point.step, []).append(point.value)
+            self._histories[name] = steps  # only now, as the store may go away meanwhile
         return self._histories[name]
 
 
