@@ -18,7 +18,7 @@ from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
-from rl8x.trees import unflatten_tree
+from rl8x.trees import tree_map, unflatten_tree
 
 PLAIN = {"hidden_sizes": [16], "layer_norm": False}
 SMALL = {"num_envs": 8, "horizon": 2, "n_step": 1, "seed": 1, "device": "cpu", "model_config": PLAIN}
@@ -108,9 +108,11 @@ def test_a_step_goes_down_the_gradient_of_the_papers_losses(kind, double, duelin
     assert not torch.equal(*greedy)
     table, means = plain.outputs("q", batch, keys.OBS)
     start, policy, obs = int(env.single_action_space.start), algorithm.policy, unflatten_tree(keys.OBS, batch)
-    assert torch.equal(policy.act(obs, {}, torch.zeros(6, dtype=torch.bool)).actions, means.argmax(-1) + start)
-    values = policy.values(obs, {}, torch.zeros(6, dtype=torch.bool))
-    torch.testing.assert_close(values.double(), means.amax(-1), rtol=1e-4, atol=1e-5)
+    none = torch.zeros(6, dtype=torch.bool)
+    assert torch.equal(policy.act(obs, {}, none).actions, means.argmax(-1) + start)
+    sequence = policy(tree_map(lambda part: part[None], obs), {}, none[None])[0]
+    for found, expected in ((sequence, means), (policy.values(obs, {}, none), means.amax(-1))):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     outputs = table[range(6), batch[keys.ACTIONS] - start]
     given = target[range(6), greedy[double]], batch[keys.RETURNS].unsqueeze(1), batch[keys.DISCOUNTS].unsqueeze(1)
     losses, goals = plain.losses(outputs, *given)
