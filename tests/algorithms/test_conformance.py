@@ -304,20 +304,13 @@ OF_DQN = {"target_interval": 10, "epsilon": 0.5, "epsilon_decay_steps": 0, "n_st
 OF_DQN["model_config"] = {"hidden_sizes": [32], "layer_norm": False}
 OF_PQN = {"num_sgd_iters": 4, "epsilon": 0.5}
 OF_SAC = {"alpha": 0.02, "tau": 0.1, "critic_hidden_sizes": [64]}
-WIDE = {"num_atoms": 21, "v_min": -5.0, "v_max": 5.0}
-LATE = {"n_step": 3, "dueling": True, "prioritized": True}
-LEARNED = {  # steps until all values of `Discretes` are known, how near, and how
-    "pqn": (20, 0.06, BY_ROLLOUTS | OF_PQN),
+# Steps until all values of `Discretes` are known, how near, and how; other forms of losses are in test_dqn.py.
+LEARNED = {
     "pqn, dueling": (20, 0.06, BY_ROLLOUTS | OF_PQN),
-    "dqn": (12, 0.05, BY_REPLAY | OF_DQN),
     "dqn, double dueling": (12, 0.05, BY_REPLAY | OF_DQN | {"n_step": 3}),
-    "dqn, atoms": (15, 0.05, BY_REPLAY | OF_DQN | WIDE | LATE),
-    "dqn, quantiles": (14, 0.05, BY_REPLAY | OF_DQN | LATE | {"num_quantiles": 5}),
     # 0.03 is its temperature's
     "sac, discrete": (12, 0.12, BY_REPLAY | OF_SAC | {"prioritized": False, "horizon": 2}),
 }
-# Those with a dueling head learn as those without do.
-LEARNERS = [pytest.param(case, marks=[pytest.mark.long] * (case in ("pqn", "dqn"))) for case in LEARNED]
 
 
 def learned(case, env, steps, **options):
@@ -335,7 +328,7 @@ def values_of(algorithm, obs):
     return algorithm.policy(sequence, {}, torch.ones(1, 1, dtype=torch.bool))[0, 0].detach()
 
 
-@pytest.mark.parametrize("case", LEARNERS)
+@pytest.mark.parametrize("case", LEARNED)
 def test_known_values_are_learned(case):
     """Were a truncation taken for an end, the value of `Forever` would be 1.69 in the mean of its steps, not 4."""
     steps, near, options = LEARNED[case]
@@ -351,20 +344,15 @@ BY_BOXES = SMALL | LEARNS | {"num_envs": 15, "warmup_steps": 240, "batch_size": 
 BY_BOXES |= {"horizon": 2, "updates_per_sample": 1.0, "critic_hidden_sizes": [64]}
 CONTINUOUS = {
     "sac": (SACConfig, {"alpha": 0.02}),
-    "sac, three steps": (SACConfig, {"alpha": 0.02, "n_step": 3}),
     "td3, three steps": (TD3Config, {"exploration_noise": 0.3, "n_step": 3, "critic_layer_norm": True}),
-    "td3, atoms": (TD3Config, {"exploration_noise": 0.3, "num_atoms": 11, "v_min": -5.0, "v_max": 5.0}),
 }
-LATER = ("sac, three steps", "td3, atoms")
 
 
 def best_action(algorithm, obs):
     return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
 
 
-@pytest.mark.parametrize(
-    "case", ["sac", "td3, three steps", *(pytest.param(case, marks=pytest.mark.long) for case in LATER)]
-)
+@pytest.mark.parametrize("case", CONTINUOUS)
 def test_known_values_of_continuous_actions_are_learned(case):
     config, options = CONTINUOUS[case]
     algorithm = config(**BY_BOXES | options).build(Boxes)
