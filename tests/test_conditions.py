@@ -70,7 +70,7 @@ POOL = [0.0, 0.1, 0.2, 0.3, 1.0, 1.0005, 1.01, 1.1, 1.21, -1.0, math.nan, math.i
 def history_of(draw):
     """Rows as a trainer makes them, of a few values: `eval/*` missing at first, then repeated between evaluations."""
     pool, history, latest, time = draw.choices(POOL, k=4), [], None, 0.0
-    for step in range(draw.randrange(1, 25)):
+    for step in range(draw.randrange(1, 20)):
         row = {keys.STEPS: step + 1.0} | {name: draw.choice(pool) for name in (X, RETURNS) if draw.random() < 0.8}
         fresh = draw.random() < 0.5
         latest = draw.choice(pool) if fresh else latest
@@ -181,7 +181,9 @@ def is_confirmed(tree, evaluations, by, history, scores):
         score = scores.pop(0) if scores else None
         if score is None:
             return None
-        measured = {**history[-1], EVAL: score} | ({RETURNS: score} if by is None else {})
+        measured = {**history[-1], EVAL: score}
+        if by is None and RETURNS in names_of(tree):
+            measured[RETURNS] = score
         verdict = model(by or tree, [Row(measured)], scores)
         if not verdict:
             return verdict
@@ -215,10 +217,10 @@ def unimproved(series, patience, rtol, atol, sign):
     return count >= patience
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_every_condition_equals_the_model_also_when_resumed_and_restarted(seed):
     draw = random.Random(seed)
-    for _ in range(800):
+    for _ in range(300):
         check(
             tree_of(draw, STATELESS + 2 * COUNTING + OTHERS + 2 * ["confirmed"]), history_of(draw), draw.randrange(25)
         )
