@@ -264,6 +264,8 @@ def test_means_are_compared_with_all_of_their_digits():
     condition = Plateau(X, patience=3, rtol=0.0, atol=0.1)  # at last 0.1 and 0.2, whose difference alone is rounded
     met = [condition({X: value}) for value in [0.1] * 6 + [0.2, 0.3]]
     assert met == [False] * 3 + [True] * 3 + [False, True]
+    earlier = Plateau(X, patience=1, rtol=0.1)  # of the earlier of two means: 11 of 100, and 11 of 111
+    assert [earlier({X: value}) for value in (100, 111, 100)] == [False, False, True]
 
 
 def test_plain_callables_compose():
