@@ -125,7 +125,7 @@ ALSO = {
     "rl8x.replay.dataset": {"Dataset", "normalized_score"},
     "rl8x.schedules": {"Schedule"},
     "rl8x.spaces": {"AsymmetricDict"},
-    "rl8x.video": {"film", "Film"},
+    "rl8x.video": {"record_video", "film", "Film"},
 }
 
 

@@ -15,7 +15,7 @@ from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.envs.canvas import picture_of
 from rl8x.policy import Policy
 from rl8x.rollouts.episodes import play_episodes
-from rl8x.video import film, in_few_colours
+from rl8x.video import film, in_few_colours, record_video
 
 
 class Pictures(Steps):
@@ -186,8 +186,8 @@ def test_a_video_is_written(tmp_path):
     imageio = pytest.importorskip("imageio.v2", reason="imageio is not installed: pip install 'rl8x[video]'")
     pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed: pip install 'rl8x[video]'")
     env = GymnasiumEnv(Pictures, 1, render_mode="rgb_array")
-    made = film(policy_of(env), env, ".mp4", captions=False)
-    read = imageio.mimread(made.save(tmp_path / "video.mp4"))
+    made = record_video(policy_of(env), env, tmp_path / "video.mp4", captions=False)
+    read = imageio.mimread(tmp_path / "video.mp4")
     assert len(read) == made.num_frames == 16
     brightness = [int(np.asarray(frame)[..., 0].mean()) for frame in read]
     assert brightness == pytest.approx([0, 40, 80, 120, 160, *[160] * 11], abs=6)

@@ -186,6 +186,26 @@ def film(
     return Film(data, suffix, next(number), returns, lengths, np.stack([~end.running[:shown] for end in ends]))
 
 
+def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
+    """Film episodes into a file.
+
+    Args:
+        policy: The policy that acts.
+        env: As `film` takes it.
+        path: The file, whose suffix decides the format.
+        options: Further arguments of `film`.
+
+    Returns:
+        The film.
+
+    Raises:
+        TypeError, ImportError, ValueError: As `film` does.
+    """
+    made = film(policy, env, Path(path).suffix, **options)
+    made.save(path)
+    return made
+
+
 def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:
     """Make an environment that can be filmed; Gymnasium's simulators get `render_mode="rgb_array"`."""
     kind = maker.func if isinstance(maker, functools.partial) else maker
