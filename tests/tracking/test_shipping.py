@@ -383,9 +383,18 @@ def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with
     assert tracker.run_id.encode() in (mlruns / "mlflow.db").read_bytes()  # which is complete without its log
 
 
+@pytest.fixture
+def deadly_pipes():
+    """As in scripts whose output goes into `head`: a write to a pipe that nobody reads ends the process."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGPIPE, before)
+
+
 @in_forked_process
-def test_all_trackers_share_one_process_also_one_after_another_and_one_that_was_killed_is_replaced(mlruns, monkeypatch):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as scripts do whose output goes into `head`
+def test_all_trackers_share_one_process_also_one_after_another_and_one_that_was_killed_is_replaced(
+    mlruns, monkeypatch, deadly_pipes
+):
     tracker, process = started()
     other, same = started()
     assert same is process

@@ -292,7 +292,7 @@ def test_before_an_episode_has_ended_horizons_are_drawn():
 
 def test_what_cannot_be_drawn_is_said():
     trainer = plotted(MemoryTracker())
-    with pytest.raises(ValueError, match=r"no metric 'losses/fv'. Did you mean .*losses/vf"):
+    with pytest.raises(ValueError, match=r"no metric 'losses/fv'. Nearest: losses/vf"):
         trainer.plot("losses/fv")
     with pytest.raises(ValueError, match=r"no metric 'eval/returns/mean'. It has no value yet"):
         trainer.plot("eval/returns/mean")
