@@ -233,6 +233,7 @@ class InProcess:
     """What the shipper is, without the process: MLflow is imported once for all tests, not once for each run."""
 
     running: ClassVar = []
+    is_used = True
 
     def __init__(self, database):
         self.running.append(self)

@@ -317,13 +317,13 @@ class _ShipperProcess:
         )
         stdin.close()
         self._left = bytearray()
-        self._is_used = False
+        self.is_used = False
         self._guard = threading.RLock()
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message as far as there is room; `pump` sends the rest."""
         with self._guard:
-            self._is_used = True
+            self.is_used = True
             if not (message["do"] == "hurry" and self._left):
                 self._left += json.dumps(message, default=os.fspath).encode() + b"\n"
             self.pump()
@@ -352,10 +352,10 @@ class _ShipperProcess:
         with self._guard:  # otherwise a thread that still pumps might write to a file opened meanwhile
             self.pump()
             self._socket.close()
-        if not self._is_used:  # it has no open files, and would otherwise first complete an import
+        if not self.is_used:  # it has no open files, and would otherwise first complete an import
             self.popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(0.0 if self._is_used else _END_S)
+            self.popen.wait(0.0 if self.is_used else _END_S)
 
     def close_in_child(self) -> None:
         """Close the copy of the socket in a child that was forked from the owner of the shipper."""
@@ -418,7 +418,8 @@ def _check_all() -> None:
             idle_s = 0.0 if _open else idle_s + _CHECK_S
             if idle_s >= IDLE_S:
                 _watcher = None
-    end_unused()
+    if _shared is not None and _shared.is_used:  # one that was started early still waits for its run
+        end_unused()
 
 
 def _end_at_exit() -> None:
