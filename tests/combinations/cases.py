@@ -121,7 +121,7 @@ class Case:
     def _without_an_environment(self) -> list[str]:
         """Words of the refusals of what a run on a data set is asked for in vain."""
         found = ["`env_config` would never apply"] if self.run["env_config"] is not None else []
-        found += ["Unknown metric"] if set(self.conditions) & set(ON_REWARDS) else []
+        found += ["Unknown metric"] if set(self.conditions) & {*ON_REWARDS, *ON_STEPS} else []
         found += ["no evaluation of this trainer measures"] if set(self.conditions) & set(CONFIRMED) else []
         if self.own_evaluation:
             return found
@@ -192,6 +192,7 @@ CONDITIONS = {
 ON_EVALUATIONS = ("evaluated", "evaluations stall")
 CONFIRMED = ("confirmed", "confirmed twice")
 ON_REWARDS = ("stalled", *CONFIRMED)
+ON_STEPS = ("transitions",)
 
 
 FOLDER = tempfile.TemporaryDirectory(prefix="rl8x-combinations-")  # until the process ends
@@ -410,7 +411,8 @@ def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
     # What such a run cannot be asked for is asked for in a few, to be refused.
     fair = not off or draw(st.integers(0, 7)) > 0
     evaluates = case.own_evaluation or not (off and fair)
-    left_out = {*ON_REWARDS, *(() if case.own_evaluation else ON_EVALUATIONS)} if off and fair else set()
+    evaluated = () if case.own_evaluation else ON_EVALUATIONS
+    left_out = {*ON_REWARDS, *ON_STEPS, *evaluated} if off and fair else set()
     offered = [name for name in CONDITIONS if name not in left_out]
     case.conditions = tuple(draw(st.lists(st.sampled_from(offered), max_size=2, unique=True)))
     every = 1 if off else max(1, case.reset_every) * draw(st.sampled_from([1, 2]))

@@ -54,8 +54,8 @@ AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = EnvLike | bool | None
 _GIVEN_ENV: Final = "the evaluation environment was an instance or a factory"
-# Metrics of collecting, which algorithms without an environment do not have, or always as 0.
-_COLLECTED = {*keys.COLLECT_METRICS, keys.ENV_STEPS, keys.ENV_EPISODES, "profiling/env_steps_per_s"}
+# Metrics of collecting, which algorithms without an environment do not have.
+_COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 _BEGUN: Final = ("run_id", "resume_handle")  # attributes of a tracker that has begun
 # Interval of checks for signals and time limits while waiting for programs.
 _SECONDS_PER_LOOK: Final = 0.2
@@ -527,7 +527,9 @@ class GenericTrainerBase(Shows, Generic[AlgorithmT]):
         env, config = self.algorithm.env, self.algorithm.config
         collected = 0 if env is None else env.num_envs * config.horizon * ranks().size
         bounded = {self.algorithm.clock: 0, keys.ENV_STEPS: collected}
-        run.start(self, configs, known=self.metric_names, measured=declared_by(self.callbacks), bounded=bounded)
+        # Without an environment these stay 0, and a condition on them would never end a run.
+        known = self.metric_names - ({keys.ENV_STEPS, keys.ENV_EPISODES} if env is None else set())
+        run.start(self, configs, known=known, measured=declared_by(self.callbacks), bounded=bounded)
         trained = self.evaluations.next_config if configs["env_config"] is None else configs["env_config"]
         followed = {} if env is None or callable(trained) else followed_in(trained)
         evaluates_alike, _ = self._measures_alike(run)
