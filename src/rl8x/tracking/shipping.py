@@ -41,7 +41,7 @@ IDLE_S: Final = 30  # without an open run, the shipper ends; a next run does not
 _END_S: Final = 1.0
 _CHECK_S: Final = 1.0
 _CODE: Final = "from rl8x.tracking.shipper import main; main"
-_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS has none: its sockets of Python send no signal
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS has none
 
 
 class OpenRun:
