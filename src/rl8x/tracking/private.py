@@ -126,7 +126,8 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
         point.name: point for point in sorted(points, key=lambda point: (point.step, point.timestamp, point.value))
     }
     # Exclude duplicates of the newest point: MLflow would find it present and not update the metric's last value.
-    past = [point for point in points if newest[point.name] != point and _is_plain(point)]
+    past = [point for point in points if newest[point.name] != point]
+    past = [each for each in past if math.isfinite(each.value) and 0 <= each.timestamp < 2**63 > abs(each.step)]
     if not past:
         return list(points)
     try:
@@ -154,10 +155,6 @@ def _written(database: Path) -> Iterator[sqlite3.Connection]:
     uri = f"{database.resolve().as_uri()}?mode=rw"
     with closing(sqlite3.connect(uri, uri=True, timeout=20)) as connection, connection:
         yield connection
-
-
-def _is_plain(point: Point) -> bool:
-    return math.isfinite(point.value) and 0 <= point.timestamp < 2**63 and abs(point.step) < 2**63
 
 
 def has_tables(database: Path) -> bool:
