@@ -363,7 +363,6 @@ def test_a_run_that_goes_on_in_its_process_after_an_outage_is_sent_wherever_its_
 @in_forked_process
 def test_a_run_arrives_whole_by_the_process_that_was_started_early_and_ends_with_it(mlruns, monkeypatch):
     monkeypatch.setattr(shipping, "IDLE_S", 1)
-    monkeypatch.setattr(shipping, "_CHECK_S", 0.05)
     shipping._start_watcher()
     shipping.start_early(locate().database)
     wait_for(lambda: shipping._watcher is None)  # the run of before is over for long
