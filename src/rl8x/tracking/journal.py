@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x.disk import is_at, replace_synced, sync_folder
+from rl8x.disk import moved_to, replace_synced, sync_folder
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, FolderLock, is_locked
 from rl8x.tracking.protocol import TrackingError, readable
@@ -481,9 +481,9 @@ class SendingJournal:
                 lost = op.get("lost_rows", 0) + sum(line.startswith(ROW) for _, line in self.lines)
                 self.acknowledge(ending={**op, "lost_rows": lost})
 
-    def is_in(self, folder: Path) -> bool:
-        """Whether the journal is in a folder, which it may have been moved from."""
-        return is_at(self._fds[1], folder)
+    def is_moved(self, folder: Path) -> bool:
+        """Whether the journal was moved away from a folder, not deleted."""
+        return moved_to(self._fds[1], folder) is not None
 
     def close(self) -> None:
         """Close the files and release the sender's lock."""

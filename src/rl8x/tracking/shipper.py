@@ -184,7 +184,7 @@ class Tail(threading.Thread):
         if journal is None:  # another process is still sending it, or it is gone
             is_there = self._folder.exists() or not self.closed
             return 0.2 if is_there and not self.orphaned and not is_sent(self._folder) else -1.0
-        if self.closed and not journal.is_in(self._folder):
+        if self.closed and journal.is_moved(self._folder):
             return -1.0  # whoever moved it may go on with the run there; no database is made where it was
         try:
             self._send(journal)

@@ -57,7 +57,7 @@ class Record:
     algorithm: GenericAlgorithmBase[Any]
     tracker: Tracker
     checkpoints: CheckpointManager
-    trainer: TrainerSpec
+    trainer_spec: TrainerSpec
     evaluations: Evaluations
     _: dataclasses.KW_ONLY
     run: RunState | None = None  # in progress, or the last one
@@ -82,7 +82,7 @@ class Record:
     @functools.cached_property
     def spec(self) -> RunSpec:
         """The spec of the run: the one that made the trainer, else derived from its parts; each `run()` replaces it."""
-        return run_spec(self.algorithm, self.trainer)
+        return run_spec(self.algorithm, self.trainer_spec)
 
     @functools.cached_property
     def resolved(self) -> Resolved:
